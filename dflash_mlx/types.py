@@ -83,7 +83,8 @@ class Options:
 class Cycle:
     """One turn of the decode loop: the committed token ids, what was drafted, and how much of it was kept.
 
-    Cycle 0 is the prefill: it drafts nothing and commits the first token. `seconds` is its wall time.
+    Cycle 0 is the prefill: it drafts nothing and commits the first token. `seconds` is its wall time, and `notice` one line
+    that the user should see.
     """
 
     tokens: tuple[int, ...]
@@ -91,6 +92,7 @@ class Cycle:
     accepted: int
     seconds: float
     finish: Finish | None = None
+    notice: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,123 @@
+"""The decode loop: one `Cycle` a turn, from prompt ids to committed ids. It knows nothing of text."""
+
+import time
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+
+import mlx.core as mx
+
+from dflash_mlx.acceptance import Draft
+from dflash_mlx.drafter import Drafter
+from dflash_mlx.errors import OptionError, PromptError
+from dflash_mlx.models import DraftNet, Target
+from dflash_mlx.sampling import Sampler
+from dflash_mlx.types import Cycle, Finish, Options
+from dflash_mlx.verifier import Verifier
+
+BLOCK_CAP = 5  # with weights of 4 bits or fewer, wider blocks cost more than they bring
+TRIAL_CYCLES, TRIAL_TAU = 32, 1.05  # a draft that yields less than this over its first cycles is given up
+CLEAR_EVERY = 256  # tokens between releases of cached buffers
+
+
+def block_for(target: Target, net: DraftNet | None, options: Options) -> tuple[int, str | None]:
+    """Return the block size to run with (1 is plain decoding) and a notice where it is not the one asked for."""
+    if not options.speculate or options.block_size == 1:
+        return 1, None
+    if net is None:
+        if options.block_size is not None:
+            raise OptionError(f"block_size {options.block_size} needs a draft, and none is loaded")
+        return 1, None
+    size = options.block_size or net.config.block_size
+    bits = target.config.bits
+    if not options.block_cap or bits is None or bits > 4 or size <= BLOCK_CAP:
+        return size, None
+    asked = options.block_size is not None
+    note = f"block size {size} lowered to {BLOCK_CAP}: the target's weights have {bits} bits (--no-block-cap lifts it)"
+    return BLOCK_CAP, note if asked else None
+
+
+class Speculation:
+    """The drafting side of one generation: its context, its next draft, and whether it is parked."""
+
+    def __init__(self, drafter: Drafter, sampler: Sampler, block_size: int, denoise_steps: int) -> None:
+        self.drafter, self.sampler, self.block_size, self.denoise_steps = drafter, sampler, block_size, denoise_steps
+        self.context = drafter.net.new_context()
+        self.parked = False
+        self._cycles = self._emitted = 0
+
+    def absorb(self, features: mx.array, last: int) -> None:
+        """Take in the features of committed rows; `last` is the lowest position that will still ask for them."""
+        self.drafter.absorb(features, self.context, last)
+
+    def propose(self, anchor: int, room: int) -> Draft | None:
+        """Queue the next draft, of at most `room` proposals, without waiting for it; None when parked."""
+        if self.parked:
+            return None
+        width = min(self.block_size - 1, room)
+        draft = self.drafter.propose(anchor, width, self.context, self.sampler, self.denoise_steps)
+        mx.async_eval([array for array in draft if array is not None], self.context.arrays())
+        return draft
+
+    def judge(self, emitted: int) -> str | None:
+        """Count a cycle; park and return why when the first cycles show that the draft proposes nothing useful."""
+        self._cycles += 1
+        self._emitted += emitted
+        if self._cycles != TRIAL_CYCLES or self._emitted >= TRIAL_TAU * TRIAL_CYCLES:
+            return None
+        self.parked = True
+        return f"draft parked: {self._emitted} tokens in {self._cycles} cycles; this draft may not belong to this target"
+
+
+def decode(
+    target: Target, net: DraftNet | None, prompt: Sequence[int], options: Options, stop_ids: AbstractSet[int],
+    sampler: Sampler, block_size: int,
+) -> Iterator[Cycle]:  # fmt: skip
+    """Yield the prefill's cycle and then one cycle a turn, until a stop id, `max_tokens` or the context's end.
+
+    At every yield the target's state holds `len(prompt) + emitted - 1` rows. Raises PromptError for a prompt that is empty or
+    too long.
+    """
+    room = _room(target, prompt, options)
+    if room == 0:
+        return
+    clock, state = time.perf_counter(), target.new_state()
+    spec = Speculation(Drafter(net, target), sampler, block_size, options.denoise_steps) if net and block_size > 1 else None
+    verifier = Verifier(target, sampler, net.config.taps if net and spec else ())
+    for logits, features in verifier.prefill(prompt, state, options.prefill_chunk):
+        if spec and features is not None:
+            spec.absorb(features, last=len(prompt))
+    tokens, finish = _clip([int(sampler.draw(logits).item())], room, stop_ids)
+    emitted, drafted, accepted, notice = 1, (), 0, None
+    while True:
+        draft = spec.propose(tokens[-1], room - emitted) if spec and finish is None else None
+        yield Cycle(tuple(tokens), drafted, accepted, time.perf_counter() - clock, finish, notice)
+        if finish is not None:
+            return
+        clock = time.perf_counter()
+        drafted, accepted, bonus, features = verifier.check(tokens[-1], draft, state)
+        tokens, finish = _clip([*drafted[:accepted], bonus], room - emitted, stop_ids)
+        emitted += len(tokens)
+        state.keep(len(prompt) + emitted - 1)
+        if spec and features is not None and not spec.parked:
+            spec.absorb(features[:, : len(tokens)], last=state.length)
+            notice = spec.judge(len(tokens)) if finish is None else None
+        if emitted // CLEAR_EVERY != (emitted - len(tokens)) // CLEAR_EVERY:
+            mx.clear_cache()
+
+
+def _room(target: Target, prompt: Sequence[int], options: Options) -> int:
+    """Return how many tokens may be emitted."""
+    limit = target.config.context_length
+    if not prompt:
+        raise PromptError("the prompt is empty; give at least one token")
+    if len(prompt) >= limit:
+        raise PromptError(f"the prompt has {len(prompt)} tokens and the model's context {limit}; shorten it")
+    return min(options.max_tokens, limit - len(prompt))
+
+
+def _clip(tokens: list[int], room: int, stop_ids: AbstractSet[int]) -> tuple[list[int], Finish | None]:
+    """Cut tokens after the first stop id and at `room`, and say what ended them; a stop id wins over a spent room."""
+    stop = next((i for i, token in enumerate(tokens[:room]) if token in stop_ids), None)
+    if stop is not None:
+        return tokens[: stop + 1], "stop"
+    return tokens[:room], "length" if len(tokens) >= room else None
