@@ -39,9 +39,10 @@ def block_for(target: Target, net: DraftNet | None, options: Options) -> tuple[i
 class Speculation:
     """The drafting side of one generation: its context, its next draft, and whether it is parked."""
 
-    def __init__(self, drafter: Drafter, sampler: Sampler, block_size: int, denoise_steps: int) -> None:
-        self.drafter, self.sampler, self.block_size, self.denoise_steps = drafter, sampler, block_size, denoise_steps
-        self.context = drafter.net.new_context()
+    def __init__(self, net: DraftNet, target: Target, sampler: Sampler, block_size: int, denoise_steps: int) -> None:
+        self.drafter, self.sampler = Drafter(net, target), sampler
+        self.block_size, self.denoise_steps = block_size, denoise_steps
+        self.context = net.new_context()
         self.parked = False
         self._cycles = self._emitted = 0
 
@@ -65,7 +66,8 @@ class Speculation:
         if self._cycles != TRIAL_CYCLES or self._emitted >= TRIAL_TAU * TRIAL_CYCLES:
             return None
         self.parked = True
-        return f"draft parked: {self._emitted} tokens in {self._cycles} cycles; this draft may not belong to this target"
+        got = f"{self._emitted} tokens in {self._cycles} cycles"
+        return f"draft parked after {got}: it may not belong to this target"
 
 
 def decode(
@@ -74,19 +76,19 @@ def decode(
 ) -> Iterator[Cycle]:  # fmt: skip
     """Yield the prefill's cycle and then one cycle a turn, until a stop id, `max_tokens` or the context's end.
 
-    At every yield the target's state holds `len(prompt) + emitted - 1` rows. Raises PromptError for a prompt that is empty or
-    too long.
+    At every yield the target's state holds `len(prompt) + emitted - 1` rows. Raises PromptError for a prompt that is
+    empty or too long.
     """
     room = _room(target, prompt, options)
     if room == 0:
         return
     clock, state = time.perf_counter(), target.new_state()
-    spec = Speculation(Drafter(net, target), sampler, block_size, options.denoise_steps) if net and block_size > 1 else None
+    spec = Speculation(net, target, sampler, block_size, options.denoise_steps) if net and block_size > 1 else None
     verifier = Verifier(target, sampler, net.config.taps if net and spec else ())
-    for logits, features in verifier.prefill(prompt, state, options.prefill_chunk):
+    for last_logits, features in verifier.prefill(prompt, state, options.prefill_chunk):  # noqa: B007 - the last one is used
         if spec and features is not None:
             spec.absorb(features, last=len(prompt))
-    tokens, finish = _clip([int(sampler.draw(logits).item())], room, stop_ids)
+    tokens, finish = _clip([int(sampler.draw(last_logits).item())], room, stop_ids)
     emitted, drafted, accepted, notice = 1, (), 0, None
     while True:
         draft = spec.propose(tokens[-1], room - emitted) if spec and finish is None else None

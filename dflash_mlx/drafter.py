@@ -25,8 +25,8 @@ class Drafter:
     def propose(self, anchor: int, width: int, context: Context, sampler: Sampler, denoise_steps: int = 1) -> Draft:
         """Return `width` proposals for the positions after the anchor, which stands right after the context.
 
-        With `denoise_steps` above 1 the most confident masks are replaced by their tokens and the rest drafted again, that many
-        passes in all.
+        With `denoise_steps` above 1 the most confident masks are replaced by their tokens and the rest drafted again,
+        that many passes in all.
         """
         fixed: mx.array | None = None  # [width] ids settled by earlier passes, -1 where still masked
         for left in range(denoise_steps, 1, -1):
@@ -47,7 +47,7 @@ class Drafter:
     def _select(
         self, anchor: int, logits: mx.array, hidden: mx.array, fixed: mx.array | None, sampler: Sampler | None
     ) -> Draft:
-        if self.config.version == 1:  # sampling each position apart from the others costs more than it gains: propose the best
+        if self.config.version == 1:  # positions drawn apart from each other rarely fit together: propose the best
             best = mx.argmax(logits, axis=-1).astype(mx.int32)
             return Draft(best if fixed is None else mx.where(fixed < 0, best, fixed))
         candidates = top_ids(logits[:, : self.config.selector_vocab], self.config.selector_top_k).astype(mx.int32)
@@ -78,7 +78,7 @@ def _walk(scores: mx.array, candidates: mx.array, sampler: Sampler | None) -> Dr
 
 
 def _settle(tokens: mx.array, logits: mx.array, fixed: mx.array | None, left: int) -> mx.array:
-    """Return ids [n] with a share of the masked rows settled, the most confident first; `left` passes remain, this one too."""
+    """Return ids [n] with a share of the masked rows settled, the most confident first; `left` counts this pass."""
     rows = tokens.shape[0]
     masked = mx.ones(rows, dtype=mx.bool_) if fixed is None else fixed < 0
     at_token = mx.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]

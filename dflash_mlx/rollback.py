@@ -53,8 +53,8 @@ class KVLayer(KVCache):
 class DeltaLayer:
     """A gated-delta layer: the recurrent state of the first `base` rows and the tape of the rows after them.
 
-    `keep` only records how many tape rows count; the next forward applies those rows first. So the state is read once and
-    written once a cycle, and forgetting costs nothing.
+    `keep` only records how many tape rows count; the next forward applies those rows first. So the state is read once
+    and written once a cycle, and forgetting costs nothing.
     """
 
     def __init__(self, conv_rows: int) -> None:

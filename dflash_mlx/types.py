@@ -83,8 +83,8 @@ class Options:
 class Cycle:
     """One turn of the decode loop: the committed token ids, what was drafted, and how much of it was kept.
 
-    Cycle 0 is the prefill: it drafts nothing and commits the first token. `seconds` is its wall time, and `notice` one line
-    that the user should see.
+    Cycle 0 is the prefill: it drafts nothing and commits the first token. `accepted` counts kept proposals, also those
+    that a stop or the budget then cut; `seconds` is the wall time, and `notice` one line that the user should see.
     """
 
     tokens: tuple[int, ...]

@@ -82,7 +82,8 @@ class TargetConfig:
         read = Reader(name, text, config)
         family = config.get("model_type", "")
         if family not in FAMILIES:
-            raise CheckpointError(f"{name}: model_type {family!r} is not supported; it must be one of {', '.join(FAMILIES)}")
+            known = ", ".join(FAMILIES)
+            raise CheckpointError(f"{name}: model_type {family!r} is not supported; it must be one of {known}")
         if read.get("num_experts", int, 0):
             raise CheckpointError(f"{name}: mixture-of-experts targets are not supported; use a dense {family} model")
         return cls(
@@ -197,7 +198,7 @@ class DraftConfig:
             "target_layer_ids": bool(self.taps) and all(0 <= t < self.num_target_layers for t in self.taps),
             "mask_token_id": 0 <= self.mask_token_id < self.vocab_size,
             "num_key_value_heads": self.num_heads % self.num_kv_heads == 0,
-            "conv_group_size": not self.conv_kernel or (self.conv_group > 0 and self.hidden_size % self.conv_group == 0),
+            "conv_group_size": not self.conv_kernel or (self.conv_group > 0 and not self.hidden_size % self.conv_group),
             "selector_top_k": not self.selector_rank or 0 < self.selector_top_k <= self.vocab_size,
             "sliding_window": all(window >= 0 for window in self.windows),
         }

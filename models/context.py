@@ -10,7 +10,7 @@ STEP = 256  # rows by which a buffer grows, and after which a window's rows are 
 class ContextLayer:
     """Keys and values of one drafter layer's context: the last `window - 1` rows, or all when `window` is 0.
 
-    They lie at the end of what a buffer holds, in time order; a block's own rows are written after them and not counted.
+    They end a buffer's used part, in time order; a block's own rows are written after them and not counted.
     """
 
     def __init__(self, window: int) -> None:
@@ -83,8 +83,8 @@ class Context:
     def masks(self, rows: int, causal: Sequence[bool]) -> list[mx.array | None]:
         """Return each layer's mask [rows, held + rows] for a block of `rows` rows, None where all is seen.
 
-        Row j stands j rows after the anchor: it sees context no further back than its window, and of the block all rows, or
-        only those up to itself where the layer is causal.
+        Row j stands j rows after the anchor: it sees context no further back than its window, and of the block all
+        rows, or only those up to itself where the layer is causal.
         """
         made: dict[tuple[int, bool, int], mx.array | None] = {}
         keys = [(layer.window, flag, layer.held) for layer, flag in zip(self.layers, causal, strict=True)]
