@@ -123,6 +123,6 @@ def require_disk(name: str, download: int, folder: Path) -> None:
     free = shutil.disk_usage(folder).free
     if download + DISK_RESERVE > free:
         raise ResourceError(
-            f"{name} needs {gb(download)} of disk plus a reserve of {gb(DISK_RESERVE)}, and {folder} has {gb(free)} free; "
-            "make room, or set HF_HOME to another disk"
+            f"{name} needs {gb(download)} of disk plus a reserve of {gb(DISK_RESERVE)}, and {folder} has {gb(free)} "
+            "free; make room, or set HF_HOME to another disk"
         )

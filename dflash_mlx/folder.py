@@ -9,6 +9,7 @@ from typing import Any
 from dflash_mlx.errors import CheckpointError
 
 _HEADER_LIMIT = 100_000_000  # the safetensors format's own limit, in bytes
+_AGAIN = "download it again"
 # Tensors of a target file that text decoding never loads.
 _SKIPPED = ("vision_tower", "model.visual", "mtp.", "language_model.mtp.", "model.mtp.")
 
@@ -65,7 +66,7 @@ def weights(folder: Path, name: str) -> Weights:
 
 
 def header(path: Path, name: str) -> dict[str, Mapping[str, Any]]:
-    """Read a safetensors header without its data: {tensor: {dtype, shape, data_offsets}}; raise where the file is cut."""
+    """Read a safetensors header, not its data: {tensor: {dtype, shape, data_offsets}}; raise where the file is cut."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -74,14 +75,14 @@ def header(path: Path, name: str) -> dict[str, Mapping[str, Any]]:
     except OSError as error:
         raise CheckpointError(f"{name}: {path} cannot be read: {error}") from error
     if not text:
-        raise CheckpointError(f"{name}: {path.name} is cut short or no safetensors file ({size:,} bytes); download it again")
+        raise CheckpointError(f"{name}: {path.name} ({size:,} bytes) is cut short, or no safetensors file; {_AGAIN}")
     try:
         entries = {key: entry for key, entry in json.loads(text).items() if key != "__metadata__"}
         end = 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
     except (ValueError, AttributeError, KeyError, TypeError, IndexError) as error:
-        raise CheckpointError(f"{name}: {path.name} has a damaged safetensors header; download it again") from error
+        raise CheckpointError(f"{name}: {path.name} has a damaged safetensors header; {_AGAIN}") from error
     if end != size:
-        raise CheckpointError(f"{name}: {path.name} has {size:,} of {end:,} bytes; download it again")
+        raise CheckpointError(f"{name}: {path.name} has {size:,} of {end:,} bytes; {_AGAIN}")
     return entries
 
 

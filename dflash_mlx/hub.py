@@ -1,4 +1,4 @@
-"""Checkpoints on the Hugging Face hub: found in its cache without a socket, or downloaded into it, resumed and verified."""
+"""Checkpoints on the Hugging Face hub: found in its cache without a socket, or downloaded, resumed and verified."""
 
 import errno
 import hashlib
@@ -7,7 +7,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fcntl import LOCK_EX, LOCK_NB, flock
@@ -115,7 +115,7 @@ def download(remote: Remote, files: tuple[File, ...], progress: Progress | None 
     with _one_line(remote.repo, remote.commit), ThreadPoolExecutor(_STREAMS) as pool:
         jobs = [pool.submit(_fetch, remote, file, meter) for file in sorted(files, key=lambda file: file.size)]
         try:
-            for job in jobs:
+            for job in wait(jobs, return_when=FIRST_EXCEPTION).done:
                 job.result()
         finally:  # an interrupt or a fault ends the other streams at their next piece
             meter.stopped.set()
@@ -175,7 +175,7 @@ def _fetch(remote: Remote, file: File, meter: _Meter) -> None:
     """Bring one file to its place: partial blob, verified blob, then the snapshot's link to it."""
     from huggingface_hub import HfApi
     from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     blob = _home(remote.repo) / "blobs" / file.etag
     partial = blob.with_name(f"{file.etag}.incomplete")
@@ -193,7 +193,7 @@ def _fetch(remote: Remote, file: File, meter: _Meter) -> None:
                 resume_size=sink.tell(),
                 headers=build_hf_headers(),
                 expected_size=file.size,
-                tqdm_class=_Silent,  # type: ignore[arg-type]
+                tqdm_class=_Silent,
             )
             _verify(remote, file, partial)
             partial.replace(blob)
@@ -234,28 +234,29 @@ def _write_reference(remote: Remote, revision: str) -> None:
 @contextmanager
 def _one_line(repo: str, revision: str | None) -> Iterator[None]:
     """Turn whatever the hub, the network or the disk raise into one line that says what to do."""
-    from huggingface_hub import errors
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of whichever HTTP library the hub uses
 
     try:
         yield
-    except errors.GatedRepoError as error:
-        raise ResourceError(f"{repo} asks for a login: accept its terms on the hub, then run `hf auth login`") from error
-    except errors.RevisionNotFoundError as error:
-        raise CheckpointError(f"{repo} has no revision {revision!r} on the hub") from error
-    except errors.RepositoryNotFoundError as error:
-        raise CheckpointError(f"{repo} is not on the hub, or needs a login (`hf auth login`)") from error
-    except errors.OfflineModeIsEnabled as error:
-        raise ResourceError(f"{repo} is not fully in {cache_folder()}, and HF_HUB_OFFLINE forbids to fetch it") from error
-    except BlockingIOError as error:
-        raise ResourceError(f"{repo} is being downloaded by another process; wait for it, then try again") from error
-    except OSError as error:
-        if error.filename is not None or error.errno in _DISK_ERRORS:
-            raise ResourceError(f"{repo} cannot be written to the cache {cache_folder()}: {error.strerror}; set HF_HOME") from error
-        raise _unreachable(repo, error) from error
-    except (errors.HTTPError, RuntimeError) as error:  # HTTPError: whichever HTTP library the hub's version uses
-        raise _unreachable(repo, error) from error
+    except (OSError, HTTPError, RuntimeError) as error:
+        raise _explained(repo, revision, error) from error
 
 
-def _unreachable(repo: str, error: Exception) -> ResourceError:
+def _explained(repo: str, revision: str | None, error: Exception) -> ResourceError | CheckpointError:
+    from huggingface_hub import errors
+
+    login = "`hf auth login`"
+    if isinstance(error, errors.GatedRepoError):
+        return ResourceError(f"{repo} asks for a login: accept its terms on the hub, then run {login}")
+    if isinstance(error, errors.RevisionNotFoundError):
+        return CheckpointError(f"{repo} has no revision {revision!r} on the hub")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return CheckpointError(f"{repo} is not on the hub, or needs a login ({login})")
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return ResourceError(f"{repo} is not whole in {cache_folder()}, and HF_HUB_OFFLINE forbids to fetch it")
+    if isinstance(error, BlockingIOError):
+        return ResourceError(f"{repo} is being downloaded by another process; wait for it, then try again")
+    if isinstance(error, OSError) and (error.filename is not None or error.errno in _DISK_ERRORS):
+        return ResourceError(f"{repo} cannot be written to {cache_folder()} ({error.strerror}); set HF_HOME elsewhere")
     reason = " ".join(str(error).split())[:160] or type(error).__name__
-    return ResourceError(f"{repo} could not be downloaded ({reason}); check the network and try again, it goes on where it stopped")
+    return ResourceError(f"{repo} could not be downloaded ({reason}); check the network, a new try goes on from here")

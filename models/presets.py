@@ -18,7 +18,7 @@ FLAGSHIP, TINY = "flagship", "tiny"
 class Preset:
     """A named pair: hub ids (or package folders when `embedded`), pinned commits, bytes of weights, sampling defaults.
 
-    A revision of None follows the default branch; sizes are None where unknown. `draft_bits` quantizes the draft at load.
+    A revision of None follows the default branch; sizes are None where unknown; `draft_bits` is applied at load.
     """
 
     name: str
@@ -57,5 +57,5 @@ def presets() -> dict[str, Preset]:
 def preset(name: str) -> Preset:
     """Return one preset; raise OptionError that lists the names for an unknown one."""
     if name not in presets():
-        raise OptionError(f"no pair is called {name!r}; the pairs are {', '.join(presets())} (or use --model and --draft)")
+        raise OptionError(f"no pair is called {name!r}; known are {', '.join(presets())} (or use --model and --draft)")
     return presets()[name]
