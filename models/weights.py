@@ -14,7 +14,7 @@ from dflash_mlx.models.draft import DraftNet
 CODEBOOKS = ("candidate_selector.predecessor_codebook", "candidate_selector.successor_codebook")
 
 
-def load_draft(folder: Path, config: DraftConfig, bits: int | None = None) -> DraftNet:
+def load_draft(folder: Path, config: DraftConfig, bits: int | None = None, *, lazy: bool = False) -> DraftNet:
     """Return the draft of a folder of safetensors files; `bits` (4 or 8) quantizes what is stored unquantized.
 
     float16 weights run as bfloat16, since drafts overflow in float16. Raises CheckpointError for missing, surplus or
@@ -33,7 +33,8 @@ def load_draft(folder: Path, config: DraftConfig, bits: int | None = None) -> Dr
     if bits is not None:
         _quantize(net, bits)
     net.eval()
-    mx.eval(net.parameters())
+    if not lazy:
+        mx.eval(net.parameters())
     return net
 
 

@@ -1,0 +1,97 @@
+"""A checkpoint folder on disk: its JSON read with care, and its weight files seen to be whole before any is loaded."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflash_mlx.errors import CheckpointError
+
+_HEADER_LIMIT = 100_000_000  # the safetensors format's own limit, in bytes
+_AGAIN = "download it again"
+# Tensors of a target file that text decoding never loads.
+_SKIPPED = ("vision_tower", "model.visual", "mtp.", "language_model.mtp.", "model.mtp.")
+
+
+def read_json(path: Path, name: str) -> dict[str, Any]:
+    """Read one JSON object; raise CheckpointError that names checkpoint, file and fault."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{name}: {path.name} is missing from {path.parent}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{name}: {path} cannot be read: {error}") from error
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{name}: {path} is not valid JSON (line {error.lineno}: {error.msg})") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{name}: {path} does not hold a JSON object")
+    return value
+
+
+def read_config(folder: Path, name: str) -> dict[str, Any]:
+    """Read config.json, with the stop ids of generation_config.json (the longer list) put over its own."""
+    config = read_json(folder / "config.json", name)
+    if (folder / "generation_config.json").is_file():
+        stops = read_json(folder / "generation_config.json", name).get("eos_token_id")
+        config |= {"eos_token_id": stops} if stops is not None else {}
+    return config
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The whole weight files of a checkpoint, their bytes on disk, and the bytes that text decoding loads."""
+
+    files: tuple[Path, ...]
+    disk_bytes: int
+    loaded_bytes: int
+
+
+def weights(folder: Path, name: str) -> Weights:
+    """Check every weight file's presence, header and length; raise CheckpointError that names the first bad one."""
+    index = folder / "model.safetensors.index.json"
+    paths = sorted(folder.glob("model*.safetensors"))
+    if index.is_file():
+        shards = read_json(index, name).get("weight_map")
+        if not isinstance(shards, dict):
+            raise CheckpointError(f"{name}: {index.name} has no weight_map")
+        missing = sorted({str(shard) for shard in shards.values()} - {path.name for path in paths})
+        if missing:
+            raise CheckpointError(f"{name} is incomplete: {folder} lacks {_some(missing)}, which {index.name} lists")
+    if not paths:
+        raise CheckpointError(f"{name}: {folder} holds no model*.safetensors; convert the weights or download it again")
+    headers = [header(path, name) for path in paths]
+    loaded = sum(_length(entry) for part in headers for key, entry in part.items() if not key.startswith(_SKIPPED))
+    return Weights(tuple(paths), sum(path.stat().st_size for path in paths), loaded)
+
+
+def header(path: Path, name: str) -> dict[str, Mapping[str, Any]]:
+    """Read a safetensors header, not its data: {tensor: {dtype, shape, data_offsets}}; raise where the file is cut."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            text = file.read(length) if length <= min(_HEADER_LIMIT, size - 8) else b""
+    except OSError as error:
+        raise CheckpointError(f"{name}: {path} cannot be read: {error}") from error
+    if not text:
+        raise CheckpointError(f"{name}: {path.name} ({size:,} bytes) is cut short, or no safetensors file; {_AGAIN}")
+    try:
+        entries = {key: entry for key, entry in json.loads(text).items() if key != "__metadata__"}
+        end = 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+    except (ValueError, AttributeError, KeyError, TypeError, IndexError) as error:
+        raise CheckpointError(f"{name}: {path.name} has a damaged safetensors header; {_AGAIN}") from error
+    if end != size:
+        raise CheckpointError(f"{name}: {path.name} has {size:,} of {end:,} bytes; {_AGAIN}")
+    return entries
+
+
+def _length(entry: Mapping[str, Any]) -> int:
+    start, end = entry["data_offsets"]
+    return int(end) - int(start)
+
+
+def _some(names: Iterable[str], most: int = 3) -> str:
+    listed = list(names)
+    rest = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + rest

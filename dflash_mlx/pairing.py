@@ -1,0 +1,171 @@
+"""Which two checkpoints were asked for, and whether they belong together: all of it before a weight is read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dflash_mlx import checkpoint, fit, hub
+from dflash_mlx.checkpoint import Checkpoint
+from dflash_mlx.errors import OptionError, PairError
+from dflash_mlx.models.config import DraftConfig, TargetConfig
+from dflash_mlx.models.presets import FLAGSHIP, TINY, Preset, preset, presets
+from dflash_mlx.types import Sampling
+
+Json = Mapping[str, Any]
+AS_STORED = 16  # the draft_bits that leave a draft as it is, where a preset would quantize it
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the caller asked for, presets resolved: two names, their revisions, and how to load them."""
+
+    name: str
+    model: str
+    draft: str | None
+    revision: str | None = None
+    draft_revision: str | None = None
+    draft_bits: int | None = None
+    sampling: Sampling = Sampling()
+    sampling_plain: Sampling = Sampling()
+    embedded: bool = False
+    notices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Both checkpoints, located and seen to match from their config.json alone."""
+
+    target: Checkpoint
+    draft: Checkpoint | None
+    target_config: TargetConfig
+    draft_config: DraftConfig | None
+
+    @property
+    def parts(self) -> tuple[Checkpoint, ...]:
+        """The checkpoints there are."""
+        return (self.target, self.draft) if self.draft else (self.target,)
+
+
+def request(
+    pair: str | None,
+    model: str | None,
+    draft: str | None,
+    revision: str | None = None,
+    draft_revision: str | None = None,
+    draft_bits: int | None = None,
+    speculate: bool = True,
+) -> Request:
+    """Resolve names to a Request; raise OptionError for options that contradict each other."""
+    if draft_bits not in (None, 4, 8, AS_STORED):
+        raise OptionError(f"draft_bits must be 4 or 8 (or {AS_STORED}, as stored), not {draft_bits!r}")
+    if pair is not None and (model or draft or revision or draft_revision):
+        raise OptionError("a pair by name brings its model, draft and revisions; give --pair, or --model with --draft")
+    if model is None and (draft or revision or draft_revision):
+        raise OptionError("a draft or a revision needs a model beside it (--model)")
+    if model is not None:
+        notes = () if draft or not speculate else (f"{model} has no draft beside it: plain decoding{_hint(model)}",)
+        made = Request(model, model, draft, revision, draft_revision, draft_bits, notices=notes)
+    else:
+        chosen, note = (preset(pair), None) if pair is not None else default_preset()
+        made = _from_preset(chosen, draft_bits, (note,) if note else ())
+    return made if speculate else replace(made, draft=None)
+
+
+def _from_preset(chosen: Preset, draft_bits: int | None, notices: tuple[str, ...]) -> Request:
+    return Request(
+        chosen.name,
+        chosen.model,
+        chosen.draft,
+        chosen.revision,
+        chosen.draft_revision,
+        draft_bits or chosen.draft_bits,
+        chosen.sampling,
+        chosen.sampling_plain,
+        chosen.embedded,
+        notices,
+    )
+
+
+def _hint(model: str) -> str:
+    names = [known.name for known in presets().values() if known.model == model]
+    return f" (--pair {names[0]} has one)" if names else ""
+
+
+def default_preset() -> tuple[Preset, str]:
+    """Return the flagship on Apple Silicon with enough memory, else `tiny`, and one line that says why."""
+    flagship = preset(FLAGSHIP)
+    wanted = preset_bytes(flagship)
+    if fit.is_apple_silicon() and wanted <= fit.memory().usable:
+        return flagship, f"pair: {FLAGSHIP} (the default on this machine)"
+    return preset(
+        TINY
+    ), f"pair: {TINY} (the default here; {FLAGSHIP} needs Apple Silicon and {fit.gb(wanted)} of memory)"
+
+
+def preset_bytes(chosen: Preset) -> int:
+    """Estimate a preset's memory from its stated sizes, in bytes, a tenth more for its state; 0 where unknown."""
+    draft = fit.quantized(chosen.draft_bytes or 0, chosen.draft_bits)
+    return int(((chosen.model_bytes or 0) + draft) * 1.1)
+
+
+def find(asked: Request) -> Found:
+    """Locate both checkpoints and check from config.json alone that they are a supported pair."""
+    target = checkpoint.find(asked.model, asked.revision, draft=False, embedded=asked.embedded)
+    target_config = TargetConfig.from_json(target.config, target.name)
+    if asked.draft is None:
+        return Found(target, None, target_config, None)
+    draft = checkpoint.find(asked.draft, asked.draft_revision, draft=True, embedded=asked.embedded)
+    draft_config = DraftConfig.from_json(draft.config, draft.name)
+    check_pair(target_config, draft_config, target.config, draft.config)
+    return Found(target, draft, target_config, draft_config)
+
+
+def needed(found: Found, draft_bits: int | None) -> fit.Need:
+    """Sum the memory a pair needs."""
+    draft = found.draft.weight_bytes if found.draft else 0
+    stored = found.draft_config is None or found.draft_config.quantization or draft_bits in (None, AS_STORED)
+    draft = draft if stored else fit.quantized(draft, draft_bits)
+    return fit.need(found.target.weight_bytes, draft, found.target.config, found.draft.config if found.draft else None)
+
+
+def fetch(name: str, found: Found, progress: hub.Progress | None = None) -> Found:
+    """Download what is missing, if the disk has room, and see that every file is whole."""
+    download = sum(part.missing_bytes for part in found.parts)
+    if download:
+        fit.require_disk(name, download, hub.cache_folder())
+    target = found.target.fetch(progress)
+    return replace(found, target=target, draft=found.draft and found.draft.fetch(progress))
+
+
+def check_pair(target: TargetConfig, draft: DraftConfig, target_json: Json, draft_json: Json) -> None:
+    """Raise PairError that names both models and everything in which they differ."""
+    stated = (draft_json.get("dflash_config") or {}).get("num_target_layers") or draft_json.get("num_target_layers")
+    wrong = []
+    if draft.hidden_size != target.hidden_size:
+        wrong.append(f"hidden size {draft.hidden_size} against {target.hidden_size}")
+    if stated is not None and stated != target.num_layers:
+        wrong.append(f"made for {stated} layers against {target.num_layers}")
+    if max(draft.taps) >= target.num_layers:
+        wrong.append(f"taps up to layer {max(draft.taps)} against layers 0 to {target.num_layers - 1}")
+    if draft.vocab_size != target.vocab_size:
+        wrong.append(f"vocabulary {draft.vocab_size} against {target.vocab_size}")
+    if draft.mask_token_id in target.eos_ids:
+        wrong.append(f"mask token {draft.mask_token_id}, which the target stops at")
+    theirs, ours = _special_ids(draft_json, "eos_token_id"), _special_ids(target_json)
+    if theirs and ours and not theirs & ours:
+        wrong.append(f"end token {_listed(theirs)} against special tokens {_listed(ours)}")
+    if wrong:
+        raise PairError(f"{draft.name} is no draft for {target.name}: " + "; ".join(wrong))
+
+
+def _special_ids(config: Mapping[str, Any], *keys: str) -> set[int]:
+    found: set[int] = set()
+    for place in (config, config.get("text_config") or {}):
+        for key in keys or ("bos_token_id", "eos_token_id", "pad_token_id"):
+            value = place.get(key)
+            found.update(value if isinstance(value, list) else [] if value is None else [value])
+    return found
+
+
+def _listed(ids: set[int]) -> str:
+    return ", ".join(str(token) for token in sorted(ids))
