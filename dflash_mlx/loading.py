@@ -1,7 +1,7 @@
 """Names or folders to a checked `Pair`: everything that can be refused is refused before a weight is read."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -71,8 +71,9 @@ def load(
 def _build(asked: Request, found: Found, lazy: bool, widen: bool) -> Pair:
     notices = list(asked.notices)
     model, tokenizer = _load_target(found.target)
-    widened = widen and not lazy and _widen(model, found.target, notices)
-    config = replace(found.target_config, bits=None) if widened else found.target_config
+    if widen and not lazy:
+        _widen(model, found.target, notices)
+    config = found.target_config
     net = _load_draft(found, asked.draft_bits, lazy)
     if net is not None:
         if widen and not lazy:
@@ -122,20 +123,19 @@ def _guarded(name: str, work: Callable[[], T]) -> T:
         raise CheckpointError(f"{name} cannot be loaded: {reason}") from error
 
 
-def _widen(model: nn.Module, part: Checkpoint | None, notices: list[str]) -> bool:
+def _widen(model: nn.Module, part: Checkpoint | None, notices: list[str]) -> None:
     """Turn small quantized weights into dense ones where that is faster: the CPU's quantized matmul is slow in bf16."""
     from mlx_lm.utils import dequantize_model
 
     kinds = (nn.QuantizedLinear, nn.QuantizedEmbedding)
     bits = sorted({module.bits for module in model.modules() if isinstance(module, kinds)})
     if not bits or part is None or mx.default_device() != mx.Device(mx.cpu):
-        return False
+        return
     if part.weight_bytes * 16 / bits[0] > _WIDEN_LIMIT:
-        return False
+        return
     dequantize_model(model)
     stored = " and ".join(f"{each}-bit" for each in bits)
     notices.append(f"{part.name}: {stored} weights run as dense ones, which are faster on this CPU")
-    return True
 
 
 def _bf16_draft(target: TargetConfig, draft: DraftConfig | None, draft_bits: int | None) -> list[str]:
