@@ -56,8 +56,8 @@ def stream(
     """Check everything, then return an iterator over the answer's text as it is verified.
 
     A prompt is a text (one user message; with `raw` taken as it stands), a list of chat messages, or a list of token
-    ids. Without `pair` the default preset is loaded once and kept; without `sampling` decoding is greedy. The last chunk
-    carries `finish_reason` and `stats`. Raises OptionError and PromptError before anything is computed.
+    ids. Without `pair` the default preset is loaded once and kept; without `sampling` decoding is greedy. The last
+    chunk carries `finish_reason` and `stats`. Raises OptionError and PromptError before anything is computed.
     """
     options = _options(settings)
     pair = pair or _default_pair()

@@ -100,9 +100,10 @@ def decode(
         tokens, finish = _clip([*drafted[:accepted], bonus], room - emitted, stop_ids)
         emitted += len(tokens)
         state.keep(len(prompt) + emitted - 1)
+        notice = None
         if spec and features is not None and not spec.parked:
             spec.absorb(features[:, : len(tokens)], last=state.length)
-            notice = spec.judge(len(tokens)) if finish is None else None
+            notice = spec.judge(len(tokens))
         if emitted // CLEAR_EVERY != (emitted - len(tokens)) // CLEAR_EVERY:
             mx.clear_cache()
 

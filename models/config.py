@@ -86,6 +86,8 @@ class TargetConfig:
             raise CheckpointError(f"{name}: model_type {family!r} is not supported; it must be one of {known}")
         if read.get("num_experts", int, 0):
             raise CheckpointError(f"{name}: mixture-of-experts targets are not supported; use a dense {family} model")
+        if "sliding_attention" in read.get("layer_types", list, []):
+            raise CheckpointError(f"{name}: targets with sliding-window attention are not supported")
         return cls(
             name=name,
             family=family,

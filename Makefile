@@ -1,0 +1,36 @@
+PYTHON ?= $(shell command -v python3.13 || command -v python3.12 || command -v python3.11 || echo python3)
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check setup links clean
+
+demo: $(VENV)/demo
+	@$(BIN)/dflash-mlx generate --pair tiny --stats "Write a short story about a lighthouse keeper and a storm."
+
+test: $(VENV)/dev
+	$(BIN)/python -m pytest -q
+
+check: $(VENV)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m pytest -q tests/test_layers.py
+	rm -rf build/types && $(BIN)/pip install -q --no-deps --target build/types . && $(BIN)/mypy build/types/dflash_mlx
+	sh tests/wheel.sh $(BIN)/python
+
+setup: $(VENV)/dev
+
+$(VENV)/demo: pyproject.toml
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "dflash-mlx needs Python 3.11 or newer; set PYTHON=..."'
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -e .
+	@touch $@
+
+$(VENV)/dev: $(VENV)/demo
+	$(BIN)/pip install -q -e '.[dev]'
+	@touch $@
+
+links:
+	for room in cli metal models; do ln -sfn ../$$room dflash_mlx/$$room; done
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
