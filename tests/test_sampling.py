@@ -97,7 +97,7 @@ def test_rejection_sampling_keeps_the_targets_distribution(case):
 
 
 SETS = [
-    ("t-dense-fp32", "n-d1-full", Sampling(1.5, top_p=0.95)),
+    ("t-dense-fp32", "n-d1-full", Sampling(0.9, top_p=0.98)),
     ("t-dense-fp32", "n-d2-slide", Sampling(1.3, top_p=0.9, top_k=20)),
     ("t-hybrid-fp32", "h-d2-slide", Sampling(1.5, min_p=0.01)),
 ]
@@ -108,7 +108,7 @@ def test_two_drafted_positions_are_distributed_as_the_target(target_name, name, 
     """Draft and judge many times at one place; count the first token and, after the likeliest first, the second."""
     target, net = target_of(target_name), draft_of(name)
     greedy = runs_of(target_name)["greedy"]["p40"]
-    prompt, anchor = greedy["prompt"] + greedy["tokens"][:20], greedy["tokens"][20]
+    prompt, anchor = greedy["prompt"] + greedy["tokens"][:60], greedy["tokens"][60]
     sampler = Sampler(Sampling(**{**fields(sampling), "seed": 9}))
     features = target.forward(mx.array([prompt]), target.new_state(), net.config.taps, tape=False).features
     drafter, context = Drafter(net, target), net.new_context()
@@ -194,11 +194,11 @@ def test_dflash_2_reports_the_distribution_its_path_was_drawn_from():
     context, drafter = net.new_context(), Drafter(net, target)
     drafter.absorb(features, context, last=len(prompt))
     sampler = Sampler(Sampling(1.5, seed=4, top_k=2, top_p=0.5))
-    draws = [drafter.propose(5, 1, context, sampler) for _ in range(1500)]
+    draws = [drafter.propose(5, 1, context, sampler) for _ in range(400)]
     q, ids = np.array(draws[0].probabilities[0]), draws[0].candidates[0].tolist()
     assert len(ids) == net.config.selector_top_k and (q > 0).all(), "proposals are never filtered"
     counts = np.array([sum(d.tokens.item() == i for d in draws) for i in ids])
-    assert counts.sum() == 1500 and chi_square_p(counts, q) > 1e-4
+    assert counts.sum() == 400 and chi_square_p(counts, q) > 1e-4
 
 
 @pytest.mark.parametrize("matching", range(5))
