@@ -15,7 +15,7 @@ import mlx.core as mx
 from dflash_mlx.metal.launch import backend, digest
 
 RACE_BYTES = 256 << 20  # more than any Apple chip's last-level cache
-TOLERANCE = 2e-2  # against the stock kernel, which rounds in another order; a wrong index gives about 1
+TOLERANCE = 1e-2  # of a float32 reference: bfloat16 outputs alone round by 2e-3, a wrong index gives about 1
 Proof = Callable[[], float]
 Race = Callable[[], dict[int, tuple[float, float]]]
 

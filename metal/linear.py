@@ -163,9 +163,10 @@ def _activations(matrix: Quantized, dtype: mx.Dtype, m: int) -> mx.array:
 
 
 def _proof(matrix: Quantized, dtype: mx.Dtype, m: int) -> float:
-    """Relative error of m rows against the stock product in float32."""
+    """Relative error of m rows against the stock product of the same numbers in float32."""
     x = _activations(matrix, dtype, m)
-    exact = matrix.stock(x).astype(mx.float32)
+    scales, biases = matrix.scales.astype(mx.float32), matrix.biases.astype(mx.float32)
+    exact = Quantized(matrix.weight, scales, biases, matrix.group_size, matrix.bits).stock(x.astype(mx.float32))
     return float(mx.linalg.norm(_rows(matrix, x).astype(mx.float32) - exact) / mx.linalg.norm(exact))
 
 

@@ -43,7 +43,7 @@ def toolchain() -> str | None:
 def translate(text: str) -> str:
     """C++ for the recorded Metal text, with an `emu_entry` that unpacks buffers and thread positions."""
     head, signature, rest = re.split(r"(?=^\[\[kernel\]\] void )|(?<=\) \{)\n", text, maxsplit=2, flags=re.M)
-    body, instance = re.split(r"^template \[\[host_name", rest, maxsplit=1, flags=re.M)
+    body, _, instance = rest.partition("\ntemplate [[host_name")  # absent without template arguments
     name = re.match(r"\[\[kernel\]\] void (\w+)", signature)
     assert name, "no kernel in the text"
     arguments = re.search(r"decltype\(\w+<(.*?)>\)", instance)
@@ -57,10 +57,10 @@ def translate(text: str) -> str:
             f"({pointer})buffers[{match['slot']}]" if match["what"] == "buffer" else f"ids->{match['what']}"
         )
     body = SHARED.sub(r"\1auto& \3 = *(\2 (*)\4)emu_threadgroup(sizeof(\2\4));", body)
-    if left := re.search(r"^.*\bthreadgroup\s+\w+(?!\s*[*&\w]).*$", body, re.M):
+    if left := re.search(r"^[^/\n]*\bthreadgroup\s+\w+\s+\w.*$", body, re.M):
         raise ValueError(f"cannot read this threadgroup declaration: {left[0].strip()}")
     return (
-        f'#include "metal.h"\n{head}inline void {name[1]}({", ".join(plain)}) {{\n{body}\n'
+        f'#include "metal.h"\n{head}__attribute__((always_inline)) inline void {name[1]}({", ".join(plain)}) {{\n{body}\n'
         f'extern "C" void emu_entry(void** buffers, const Ids* ids) {{\n'
         f"  {name[1]}{f'<{arguments[1]}>' if arguments else ''}({', '.join(passed)});\n}}\n"
     )

@@ -26,13 +26,16 @@ def operations(ir: str, blocks: list[int]) -> dict[str, int]:
     total: Counter[str] = Counter()
     entry = ir[ir.index("@emu_entry(") :]
     entry = entry[: entry.index("\n}")]
+    # Reading buffer pointers and thread positions is the emulator's doing, not the kernel's.
+    ours = {"%0", "%1", *re.findall(r"^  (%\w+) = getelementptr .*?ptr %[01],", entry, flags=re.M)}
     for block in re.split(r"^\d+:.*$|^[\w.]+:.*$", entry, flags=re.M):
         guard = GUARD.search(block)
         if not guard:
             continue
         ran = blocks[int(guard[1] or 0) // 4]
         for line in block.splitlines():
-            if name := _class(line):
+            pointer = re.search(r"= load .*?ptr (%\w+)", line)
+            if (name := _class(line)) and not (pointer and pointer[1] in ours):
                 total[name] += ran
     total["total"] = sum(n for name, n in total.items() if name not in FREE)
     return dict(total)

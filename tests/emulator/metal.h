@@ -17,6 +17,7 @@ typedef float float4 __attribute__((ext_vector_type(4)));
 #define device
 #define constant
 #define thread
+#define threadgroup  // what is left after build.py has taken the declarations: pointers
 #define INFINITY __builtin_inff()
 
 namespace mem_flags {

@@ -103,7 +103,15 @@ uint64_t blocks[MOST_BLOCKS];  // plain, because it is filled before constructor
 uint32_t block_count;
 
 void complain(const std::string& what) {
-  if (errors.size() < 16) errors.insert(what);
+  // Three of a kind, so that a flood of one fault does not hide another.
+  const std::string kind = what.substr(0, what.find(':'));
+  int alike = 0;
+  for (const std::string& e : errors) alike += e.compare(0, kind.size(), kind) == 0;
+  if (alike < 3) errors.insert(what);
+}
+void fatal(const std::string& what) {
+  fputs(what.c_str(), stderr);
+  exit(70);
 }
 std::string number(uint64_t n) { return std::to_string(n); }
 std::string me() { return "thread " + number(current) + " of group " + number(group); }
@@ -309,10 +317,7 @@ void* emu_threadgroup(size_t bytes) {
     slices.push_back({offset, bytes});
     arena_used = offset + bytes;
     if (arena_used > peak_arena) peak_arena = arena_used;
-    if (arena_used > ARENA) {
-      complain("more than 32768 bytes of threadgroup memory: " + number(arena_used));
-      exit(70);
-    }
+    if (arena_used > ARENA) fatal("more than 32768 bytes of threadgroup memory: " + number(arena_used));
   }
   if (slices[index].bytes != bytes) complain("threads disagree about threadgroup array " + number(index));
   return arena + slices[index].offset;
@@ -421,7 +426,7 @@ void* __tsan_memset(void* to, int value, size_t n) {
 }
 void __ubsan_handle_out_of_bounds(void*, void*) { complain("array index out of bounds: " + me()); }
 void __ubsan_handle_shift_out_of_bounds(void*, void*, void*) { complain("shift out of range: " + me()); }
-void __ubsan_handle_divrem_overflow(void*, void*, void*) { complain("division by zero: " + me()); }
+void __ubsan_handle_divrem_overflow(void*, void*, void*) { fatal("division by zero: " + me()); }
 void __sanitizer_cov_trace_pc_guard_init(uint32_t* start, uint32_t* stop) {
   for (uint32_t* guard = start; guard < stop; guard++) *guard = guard - start;
   block_count = stop - start;
