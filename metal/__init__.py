@@ -1,4 +1,4 @@
-"""Kernels for verifying a block of rows, each with a twin made of plain MLX ops that serves wherever the kernel does not."""
+"""Kernels for verifying a block of rows, each with a twin of plain MLX ops that serves where the kernel does not."""
 
 from dflash_mlx.metal.gate import enable, notify, report, switch_off
 from dflash_mlx.metal.launch import backend

@@ -28,6 +28,26 @@ __device__ inline uint DF_PLANT(uint word, uint mask) {
   return planted;
 }
 
+// An 8x8 matrix over a warp, two neighbours of a row in each lane; products by shuffles, for parity and not for speed.
+template <typename V, int R, int C>
+struct simdgroup_matrix {
+  V pair[2];
+  simdgroup_matrix() = default;
+  __device__ explicit simdgroup_matrix(V value) : pair{value, value} {}
+  __device__ V* thread_elements() { return pair; }
+};
+using df_tile = simdgroup_matrix<float, 8, 8>;
+__device__ inline void simdgroup_multiply_accumulate(df_tile& d, df_tile a, df_tile b, df_tile c) {
+  const unsigned lane = threadIdx.x % 32, left = lane & 22, top = lane & 9;
+  DF_UNROLL
+  for (unsigned k = 0; k < 8; k++) {
+    const float value = __shfl_sync(0xffffffffu, a.pair[k % 2], left + k / 4 * 8 + k / 2 % 2);
+    const unsigned from = top + k / 4 * 16 + k % 4 * 2;
+    for (int i = 0; i < 2; i++) c.pair[i] = fma(value, __shfl_sync(0xffffffffu, b.pair[i], from), c.pair[i]);
+  }
+  d = c;
+}
+
 // Last, because CUDA's own qualifiers are spelled with these words.
 #define device
 #define constant

@@ -1,11 +1,13 @@
-"""Whether a kernel may be used: proved once per machine, text and shape, switched off visibly where it fails or loses."""
+"""Whether a kernel may be used: proved once per machine, text and shape, and switched off visibly where it fails."""
 
 import json
 import os
+import re
 import time
 import warnings
 from collections.abc import Callable
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -65,6 +67,12 @@ def agrees(kernel: str, shape: str, proof: Proof, rows: int = 0) -> bool:
     return True
 
 
+def matrix_units_are_unproved() -> bool:
+    """Whether this is an Apple chip of the M5 generation or later, where matrix kernels of this kind have stalled."""
+    found = re.match(r"applegpu_g(\d+)", str(mx.device_info().get("architecture", "")))
+    return found is not None and int(found[1]) >= 17
+
+
 def switch_off(kernel: str, shape: str, reason: str) -> bool:
     """Turn a kernel off for a shape, say so in one line, and remember it; returns False, the new state."""
     _remember(f"{kernel} {shape}", {"on": False, "reason": reason})
@@ -82,6 +90,12 @@ def report() -> list[str]:
         )
         lines.append(f"  {name}: {'on' if verdict['on'] else 'off, ' + verdict.get('reason', '')} {times}".rstrip())
     return lines
+
+
+def relative_error(got: mx.array, want: mx.array) -> float:
+    """Norm of the difference over the norm of `want`, in float32."""
+    got, want = got.astype(mx.float32), want.astype(mx.float32)
+    return float(mx.linalg.norm(got - want) / mx.linalg.norm(want))
 
 
 def chain_seconds(calls: list[Callable[[mx.array], mx.array]], x: mx.array, turns: int = 5) -> float:
@@ -159,4 +173,4 @@ def _path() -> Path:
 @cache
 def _machine() -> str:
     info = mx.device_info()
-    return f"{info.get('architecture') or info.get('device_name')} mlx {mx.__version__} text {digest()}"
+    return f"{info.get('architecture') or info.get('device_name')} mlx {version('mlx')} text {digest()}"

@@ -36,6 +36,8 @@ BODIES = {
         Body("prepare", ("prepare",), ("x",), ("xs", "xsum")),
         Body("verify_qmv", ("qmv_dot", "qmv_rows"), QMV, ("y",)),
         Body("head_argmax", ("qmv_dot", "qmv_best"), QMV, ("value", "place")),
+        Body("prepare_tiles", ("prepare_tiles",), ("x",), ("xt", "xsum")),
+        Body("verify_qmm", ("verify_qmm",), ("weight", "scales", "biases", "xt", "xsum"), ("y",)),
         Body("argmax_finish", ("argmax_finish",), ("value", "place"), ("ids",)),
         Body(
             "gated_delta_verify",
@@ -84,7 +86,13 @@ def launch(
 
 
 def call(
-    kernel: Any, inputs: Sequence[mx.array], template: Template, groups: int, threads: int, outputs: Outputs, **more: Any
+    kernel: Any,
+    inputs: Sequence[mx.array],
+    template: Template,
+    groups: int,
+    threads: int,
+    outputs: Outputs,
+    **more: Any,
 ) -> list[mx.array]:
     """Call an MLX kernel object with everything but its text."""
     result: list[mx.array] = kernel(

@@ -1,6 +1,8 @@
 """Quantized linears for few rows: verify_qmv, the fused argmax head, and their twins."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 
 import mlx.core as mx
@@ -10,6 +12,7 @@ from dflash_mlx.metal.launch import backend, launch
 
 TILE = 8  # rows that one launch serves
 MOST_ROWS = 2 * TILE  # the widest block; more rows than that are prefill, which the stock kernels do well
+TILE_FROM = 6  # rows from which the matrix kernel may pay
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
 
@@ -49,6 +52,9 @@ class Quantized:
         )
 
 
+Kernel = Callable[[Quantized, mx.array], mx.array]
+
+
 def quantized_linear(
     x: mx.array,
     weight: mx.array,
@@ -67,6 +73,8 @@ def quantized_linear(
         return matrix.stock(x)
     n, k = matrix.shape
     flat = x.reshape(-1, k)
+    if mode == "fast" and _serves_tile(matrix, flat):
+        return _tile(matrix, flat).reshape(*x.shape[:-1], n)
     tiles = [_rows(matrix, flat[i : i + TILE]) for i in range(0, flat.shape[0], TILE)]
     return mx.concatenate(tiles).reshape(*x.shape[:-1], n) if len(tiles) > 1 else tiles[0].reshape(*x.shape[:-1], n)
 
@@ -74,7 +82,7 @@ def quantized_linear(
 def head_argmax(
     x: mx.array, weight: mx.array, scales: mx.array, biases: mx.array, *, group_size: int, bits: int
 ) -> mx.array:
-    """The index of each row's largest logit, x [..., K] -> uint32 [...]; the same as mx.argmax of `quantized_linear`."""
+    """The index of each row's largest logit, x [..., K] -> uint32 [...]: mx.argmax of `quantized_linear`."""
     matrix = Quantized(weight, scales, biases, group_size, bits)
     if not _serves(matrix, x):
         return mx.argmax(matrix.stock(x), axis=-1)
@@ -90,11 +98,23 @@ def _serves(matrix: Quantized, x: mx.array) -> bool:
     if not gate.enabled() or backend() is None or not matrix.fits(x):
         return False
     key = _key(matrix, x)
-    if not gate.wins("verify_qmv", key, lambda: _race(matrix, x.dtype)):
+    if not gate.wins("verify_qmv", key, lambda: _race(matrix, x.dtype, _rows, (1, 5))):
         return False
     rows = x.size // x.shape[-1]
     heights = {min(rows, TILE), rows % TILE or TILE}
-    return all(gate.agrees("verify_qmv", key, lambda m=m: _proof(matrix, x.dtype, m), rows=m) for m in heights)
+    return all(gate.agrees("verify_qmv", key, partial(_proof, matrix, x.dtype, m, _rows), rows=m) for m in heights)
+
+
+def _serves_tile(matrix: Quantized, x: mx.array) -> bool:
+    """Whether verify_qmm is proved and pays for x [M, K]."""
+    m, k = x.shape
+    chunk = 256 // matrix.bits
+    if m < TILE_FROM or k % chunk or matrix.group_size % chunk or gate.matrix_units_are_unproved():
+        return False
+    key = _key(matrix, x)
+    return gate.wins("verify_qmm", key, lambda: _race(matrix, x.dtype, _tile, (8, 16))) and gate.agrees(
+        "verify_qmm", key, lambda: _proof(matrix, x.dtype, m, _tile), rows=m
+    )
 
 
 def _key(matrix: Quantized, x: mx.array) -> str:
@@ -144,6 +164,29 @@ def _rows(matrix: Quantized, x: mx.array, team: int | None = None) -> mx.array:
     return _launch_dot("verify_qmv", matrix, x, team or _outputs_per_team(n, x.shape[0]))[0]
 
 
+def _tile(matrix: Quantized, x: mx.array) -> mx.array:
+    n, k = matrix.shape
+    m = x.shape[0]
+    rows = ceil(m / 8) * 8
+    shared = {"BITS": matrix.bits, "K": k, "M": m}
+    xt, xsum = launch(
+        "prepare_tiles",
+        [x],
+        {"X": x.dtype, **shared},
+        groups=ceil(k * matrix.bits // 256 * rows / 64),
+        threads=64,
+        outputs=[((k * rows,), mx.float32), ((k * matrix.bits // 256 * rows,), mx.float32)],
+    )
+    return launch(
+        "verify_qmm",
+        [matrix.weight, matrix.scales, matrix.biases, xt, xsum],
+        {"T": matrix.scales.dtype, "O": x.dtype, "GROUP": matrix.group_size, "N": n, **shared},
+        groups=ceil(n / 32),
+        threads=128,
+        outputs=[((m, n), x.dtype)],
+    )[0]
+
+
 def _best(matrix: Quantized, x: mx.array) -> mx.array:
     n, _ = matrix.shape
     m = x.shape[0]
@@ -162,22 +205,24 @@ def _activations(matrix: Quantized, dtype: mx.Dtype, m: int) -> mx.array:
     return mx.random.normal((m, matrix.shape[1]), key=mx.random.key(m)).astype(dtype)
 
 
-def _proof(matrix: Quantized, dtype: mx.Dtype, m: int) -> float:
+def _proof(matrix: Quantized, dtype: mx.Dtype, m: int, kernel: Kernel) -> float:
     """Relative error of m rows against the stock product of the same numbers in float32."""
     x = _activations(matrix, dtype, m)
     scales, biases = matrix.scales.astype(mx.float32), matrix.biases.astype(mx.float32)
     exact = Quantized(matrix.weight, scales, biases, matrix.group_size, matrix.bits).stock(x.astype(mx.float32))
-    return float(mx.linalg.norm(_rows(matrix, x).astype(mx.float32) - exact) / mx.linalg.norm(exact))
+    return gate.relative_error(kernel(matrix, x), exact)
 
 
 def _head_proof(matrix: Quantized, dtype: mx.Dtype) -> float:
-    """Share of rows whose fused argmax is not the argmax of the kernel's own logits: 0 or the kernel is wrong."""
+    """Share of rows whose fused argmax is not the argmax of the kernel's own logits."""
     x = _activations(matrix, dtype, 5)
     return float(mx.mean(mx.argmax(_rows(matrix, x), axis=-1) != _best(matrix, x)))
 
 
-def _race(matrix: Quantized, dtype: mx.Dtype) -> dict[int, tuple[float, float]]:
-    """Seconds a launch (ours, stock) for 1 and 5 rows, in chains over copies of the weights that no cache holds at once."""
+def _race(
+    matrix: Quantized, dtype: mx.Dtype, kernel: Kernel, heights: tuple[int, ...]
+) -> dict[int, tuple[float, float]]:
+    """Seconds a call (ours, stock) by number of rows, in chains over copies of the weights that no cache holds."""
     copies = [matrix]
     while matrix.weight.nbytes * len(copies) < gate.RACE_BYTES:
         copies.append(
@@ -185,8 +230,8 @@ def _race(matrix: Quantized, dtype: mx.Dtype) -> dict[int, tuple[float, float]]:
         )
         mx.eval(copies[-1].weight, copies[-1].scales, copies[-1].biases)
     times = {}
-    for m in (1, 5):
+    for m in heights:
         x = _activations(matrix, dtype, m)
-        ours = gate.chain_seconds([lambda x, c=c: _rows(c, x) for c in copies], x)
+        ours = gate.chain_seconds([partial(kernel, c) for c in copies], x)
         times[m] = ours, gate.chain_seconds([c.stock for c in copies], x)
     return times

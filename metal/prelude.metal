@@ -1,5 +1,6 @@
 // Shared by all bodies. On Metal only this file is put before a kernel; on CUDA `cuda.metal` comes first and defines DF_CUDA.
 #ifndef DF_CUDA
+#include <metal_simdgroup_matrix>
 // Every fused multiply-add is written out, so that one row and eight rows round alike whatever the compiler would fuse.
 #pragma METAL fp contract(off)
 #define DF_UNROLL _Pragma("clang loop unroll(full)")

@@ -17,6 +17,19 @@ class Tape(NamedTuple):
     delta: mx.array
 
 
+class Rows(NamedTuple):
+    """T rows: q, k [B, T, Hk, Dk] normalised, v [B, T, Hv, Dv], g [B, T, Hv] float32 and beta [B, T, Hv]."""
+
+    q: mx.array
+    k: mx.array
+    v: mx.array
+    g: mx.array
+    beta: mx.array
+
+
+Result = tuple[mx.array, mx.array, Tape]
+
+
 def gated_delta(
     q: mx.array,
     k: mx.array,
@@ -26,43 +39,33 @@ def gated_delta(
     state: mx.array,
     tape: Tape | None = None,
     keep: int = 0,
-) -> tuple[mx.array, mx.array, Tape]:
-    """Apply the first `keep` tape rows to `state`, then run T new rows from there without committing them.
+) -> Result:
+    """Apply the first `keep` tape rows to `state` [B, Hv, Dv, Dk] float32, then run T rows without committing them.
 
-    q, k [B, T, Hk, Dk] normalised, v [B, T, Hv, Dv], g [B, T, Hv] float32, beta [B, T, Hv], state [B, Hv, Dv, Dk] float32
-    -> y [B, T, Hv, Dv] in q's dtype, the committed state after the kept rows, the tape of the T new rows.
+    Returns y [B, T, Hv, Dv] in q's dtype, the committed state after the kept rows, and the tape of the T rows.
     """
     have = tape.g.shape[1] if tape is not None else 0
     if not 0 <= keep <= have:
         raise ValueError(f"keep must be in 0..{have} (the rows of the tape), got {keep}")
-    if not _serves(q, v, g, state):
-        return twin(q, k, v, g, beta, state, tape, keep)
-    return _kernel(q, k, v, g, beta, state, tape, keep)
+    rows = Rows(q, k, v, g, beta)
+    return (kernel if _serves(rows, state) else twin)(rows, state, tape, keep)
 
 
-def twin(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    g: mx.array,
-    beta: mx.array,
-    state: mx.array,
-    tape: Tape | None,
-    keep: int,
-) -> tuple[mx.array, mx.array, Tape]:
+def twin(rows: Rows, state: mx.array, tape: Tape | None = None, keep: int = 0) -> Result:
     """`gated_delta` in plain ops: row by row, each row rounding as a call of one row does."""
-    repeats = v.shape[2] // k.shape[2]
+    repeats = rows.v.shape[2] // rows.k.shape[2]
     if tape is not None:
         replay = mx.repeat(tape.k, repeats, -2) if repeats > 1 else tape.k
         for t in range(keep):
-            state = _add(state * tape.g[:, t, :, None, None], replay[:, t], tape.delta[:, t])
-    queries, keys = (mx.repeat(a, repeats, -2) if repeats > 1 else a for a in (q, k))
-    committed, rows, deltas = state, [], []
+            state = state * tape.g[:, t, :, None, None]
+            state = state + replay[:, t, :, None, :] * tape.delta[:, t, ..., None]
+    q, k = (mx.repeat(a, repeats, -2) if repeats > 1 else a for a in rows[:2])
+    committed, ys, deltas = state, [], []
     for t in range(q.shape[1]):
-        y, state, delta = _step()(queries[:, t], keys[:, t], v[:, t], g[:, t], beta[:, t], state)
-        rows.append(y)
+        y, state, delta = _step()(q[:, t], k[:, t], *(a[:, t] for a in rows[2:]), state)
+        ys.append(y)
         deltas.append(delta)
-    return mx.stack(rows, axis=1), committed, Tape(k, g, mx.stack(deltas, axis=1))
+    return mx.stack(ys, axis=1), committed, Tape(rows.k, rows.g, mx.stack(deltas, axis=1))
 
 
 @cache
@@ -81,60 +84,48 @@ def _step() -> Any:
     return mx.compile(step)
 
 
-def _add(state: mx.array, k: mx.array, delta: mx.array) -> mx.array:
-    return state + k[..., None, :] * delta[..., None]
-
-
-def _serves(q: mx.array, v: mx.array, g: mx.array, state: mx.array) -> bool:
-    _, _, hk, dk = q.shape
-    hv, dv = v.shape[2:]
-    fits = dk % 32 == 0 and dk <= 256 and dv % 16 == 0 and g.ndim == 3 and hv % hk == 0
-    if not fits or state.dtype != mx.float32 or g.dtype != mx.float32 or not gate.enabled() or backend() is None:
+def _serves(rows: Rows, state: mx.array) -> bool:
+    hk, dk = rows.q.shape[2:]
+    hv, dv = rows.v.shape[2:]
+    fits = dk % 32 == 0 and dk <= 256 and dv % 16 == 0 and rows.g.ndim == 3 and hv % hk == 0
+    plain = state.dtype == mx.float32 == rows.g.dtype
+    if not (fits and plain and gate.enabled()) or backend() is None:
         return False
-    shape = f"{hk}/{hv} heads of {dk}x{dv} {str(q.dtype)[10:]}"
-    return gate.agrees("gated_delta_verify", shape, lambda: _proof(q.dtype, hk, hv, dk, dv))
+    shape = f"{hk}/{hv} heads of {dk}x{dv} {str(rows.q.dtype)[10:]}"
+    return gate.agrees("gated_delta_verify", shape, lambda: _proof(rows))
 
 
-def _kernel(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    g: mx.array,
-    beta: mx.array,
-    state: mx.array,
-    tape: Tape | None,
-    keep: int,
-) -> tuple[mx.array, mx.array, Tape]:
-    b, t, hk, dk = q.shape
-    hv, dv = v.shape[2:]
+def kernel(rows: Rows, state: mx.array, tape: Tape | None = None, keep: int = 0) -> Result:
+    """`gated_delta` in one launch."""
+    b, t, hk, dk = rows.q.shape
+    hv, dv = rows.v.shape[2:]
     if tape is None:
-        tape = Tape(mx.zeros((b, 1, hk, dk), q.dtype), mx.zeros((b, 1, hv)), mx.zeros((b, 1, hv, dv)))
+        tape = Tape(mx.zeros((b, 1, hk, dk), rows.k.dtype), mx.zeros((b, 1, hv)), mx.zeros((b, 1, hv, dv)))
     sizes = {"T": t, "P": tape.g.shape[1], "HK": hk, "HV": hv, "DK": dk, "DV": dv}
     y, committed, delta = launch(
         "gated_delta_verify",
-        [q, k, v, g, beta, state, *tape, mx.array([keep], mx.int32)],
-        {"X": q.dtype, "Y": beta.dtype, **sizes},
+        [*rows, state, *tape, mx.array([keep], mx.int32)],
+        {"X": rows.q.dtype, "Y": rows.beta.dtype, **sizes},
         groups=b * hv * dv // 16,
         threads=128,
-        outputs=[((b, t, hv, dv), q.dtype), (state.shape, mx.float32), ((b, t, hv, dv), mx.float32)],
+        outputs=[((b, t, hv, dv), rows.q.dtype), (state.shape, mx.float32), ((b, t, hv, dv), mx.float32)],
     )
-    return y, committed, Tape(k, g, delta)
+    return y, committed, Tape(rows.k, rows.g, delta)
 
 
-def _proof(dtype: mx.Dtype, hk: int, hv: int, dk: int, dv: int) -> float:
+def _proof(like: Rows) -> float:
     """Largest relative error of y, state and tape against the twin, over a block after a partly kept one."""
+    keys = iter(mx.random.split(mx.random.key(0), 16))
 
-    def draw(seed: int, *shape: int) -> mx.array:
-        return mx.random.normal(shape, key=mx.random.key(seed))
+    def block() -> Rows:
+        drawn = [mx.random.normal((1, 5, *a.shape[2:]), key=next(keys)) for a in like]
+        q, k = (a / mx.linalg.norm(a, axis=-1, keepdims=True) for a in drawn[:2])
+        parts = (q, k, drawn[2], mx.sigmoid(drawn[3]), mx.sigmoid(drawn[4]))
+        return Rows(*(a.astype(b.dtype) for a, b in zip(parts, like, strict=True)))
 
-    def block(seed: int, t: int) -> list[mx.array]:
-        q, k = (draw(seed + i, 1, t, hk, dk) for i in range(2))
-        q, k = (a / mx.linalg.norm(a, axis=-1, keepdims=True) for a in (q, k))
-        g, beta = (mx.sigmoid(draw(seed + 2 + i, 1, t, hv)) for i in range(2))
-        return [q.astype(dtype), k.astype(dtype), draw(seed + 4, 1, t, hv, dv).astype(dtype), g, beta.astype(dtype)]
-
-    state = draw(99, 1, hv, dv, dk)
-    _, state, tape = twin(*block(0, 5), state, None, 0)
-    mine, true = (run(*block(10, 5), state, tape, 3) for run in (_kernel, twin))
-    pairs = zip((*mine[:2], mine[2].delta), (*true[:2], true[2].delta), strict=True)
-    return max(float(mx.linalg.norm((a - b).astype(mx.float32)) / mx.linalg.norm(b.astype(mx.float32))) for a, b in pairs)
+    state = mx.random.normal((1, *like.v.shape[2:], like.q.shape[3]), key=next(keys))
+    _, state, tape = twin(block(), state)
+    rows = block()
+    mine, true = kernel(rows, state, tape, 3), twin(rows, state, tape, 3)
+    pairs = [*zip(mine[:2], true[:2], strict=True), (mine[2].delta, true[2].delta)]
+    return max(gate.relative_error(a, b) for a, b in pairs)

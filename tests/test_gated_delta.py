@@ -75,10 +75,10 @@ def test_the_kernel_agrees_with_the_twin(shape, dtype):
     seen = []
     state = start(hv, dk, dv, batch=2)
     first, second = (block(i, 3, *shape, dtype, batch=2) for i in (1, 2))
-    _, _, tape = recurrent.twin(*first, state, None, 0)
-    want = recurrent.twin(*second, state, tape, 2)
+    _, _, tape = recurrent.twin(recurrent.Rows(*first), state)
+    want = recurrent.twin(recurrent.Rows(*second), state, tape, 2)
     with borrow(launcher(Mode.CHECKED, seen)):
-        got = recurrent._kernel(*second, state, tape, 2)
+        got = recurrent.kernel(recurrent.Rows(*second), state, tape, 2)
     assert seen == ["gated_delta_verify"]
     tolerance = {mx.float32: 2e-6, mx.bfloat16: 4e-3, mx.float16: 6e-4}[dtype]
     for mine, true in zip((got[0], got[1], got[2].delta), (want[0], want[1], want[2].delta), strict=True):
@@ -92,15 +92,14 @@ def test_the_kernel_rounds_a_block_as_it_rounds_single_rows():
     """Rows of one call, and rows replayed from tape, are bit-equal to one call a row."""
     shape, dtype = (2, 4, 32, 32), mx.bfloat16
     state = start(4, 32, 32)
-    rows = block(3, 5, *shape, dtype)
-    more = block(4, 3, *shape, dtype)
+    rows, more = (recurrent.Rows(*block(i, 8 - i, *shape, dtype)) for i in (3, 5))
     with borrow(launcher()):
-        y, untouched, tape = recurrent._kernel(*rows, state, None, 0)
-        after, committed, _ = recurrent._kernel(*more, state, tape, 3)
+        y, untouched, tape = recurrent.kernel(rows, state)
+        after, committed, _ = recurrent.kernel(more, state, tape, 3)
         singles, single_state, single_tape = [], state, None
         for t in range(5):
-            one, single_state, single_tape = recurrent._kernel(
-                *(a[:, t : t + 1] for a in rows), single_state, single_tape, int(t > 0)
+            one, single_state, single_tape = recurrent.kernel(
+                recurrent.Rows(*(a[:, t : t + 1] for a in rows)), single_state, single_tape, int(t > 0)
             )
             singles.append(one)
             if t == 3:  # committed after rows 0..2
@@ -108,5 +107,5 @@ def test_the_kernel_rounds_a_block_as_it_rounds_single_rows():
     assert same(untouched, state)
     assert same(y, mx.concatenate(singles, axis=1))
     with borrow(launcher()):
-        again, _, _ = recurrent._kernel(*more, committed, Tape(*(a[:, :1] for a in tape)), 0)
+        again, _, _ = recurrent.kernel(more, committed, Tape(*(a[:, :1] for a in tape)), 0)
     assert same(after, again)

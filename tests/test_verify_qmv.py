@@ -1,4 +1,4 @@
-"""verify_qmv and its argmax head in the emulator: against float64, against themselves row by row, and with parts taken out."""
+"""Quantized kernels in the emulator: against float64, against themselves row by row, and with parts taken out."""
 
 import mlx.core as mx
 import numpy as np
@@ -18,7 +18,9 @@ def matrix(n, k, bits=4, group=64, dtype=mx.bfloat16, seed=0):
     """A quantized matrix drawn directly: any code, scales of both signs."""
     codes, scales, biases = mx.random.split(mx.random.key(seed), 3)
     # randint draws 31 bits at most; two draws fill the word.
-    low, high = (mx.random.randint(0, 1 << 16, (n, k * bits // 32), mx.uint32, key) for key in mx.random.split(codes, 2))
+    low, high = (
+        mx.random.randint(0, 1 << 16, (n, k * bits // 32), mx.uint32, key) for key in mx.random.split(codes, 2)
+    )
     s = mx.random.normal((n, k // group), key=scales) * 0.02
     b = mx.random.normal((n, k // group), key=biases) * 0.1
     return Quantized(low | (high << 16), s.astype(dtype), b.astype(dtype), group, bits)
@@ -123,11 +125,23 @@ def test_the_head_of_the_flagship():
     with borrow(launcher(Mode.BARE)):
         ids, logits = linear._best(w, x), linear._rows(w, x)
     assert mx.array_equal(ids, mx.argmax(logits, axis=-1))
-    assert error(logits[:, -40:], true_product(Quantized(w.weight[-40:], w.scales[-40:], w.biases[-40:], 64, 4), x)) < 4e-3
+    assert (
+        error(logits[:, -40:], true_product(Quantized(w.weight[-40:], w.scales[-40:], w.biases[-40:], 64, 4), x)) < 4e-3
+    )
 
 
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
-CUTS = [  # kernel, part, what to put there, which of its places, the fault that follows
+CUTS = [
+    ("verify_qmm", BARRIER, "", 0, "race"),
+    ("verify_qmm", "output < uint(N) ? output : N - 1", "output", 0, "out of bounds"),
+    ("verify_qmm", "output < uint(N) && m < uint(M)", "output < uint(N)", 0, "out of bounds"),
+    (
+        "prepare_tiles",
+        "m < uint(M) ? float(x[size_t(m) * K + chunk * CHUNK + j * PLACES + s]) : 0.0f",
+        "float(x[m * K + chunk * CHUNK + j * PLACES + s])",
+        0,
+        "out",
+    ),  # kernel, part, what to put there, which of its places, the fault that follows
     ("verify_qmv", BARRIER, "", 0, "race"),
     ("head_argmax", BARRIER, "", 0, "race"),
     ("head_argmax", BARRIER, "", 1, "race"),
@@ -135,7 +149,13 @@ CUTS = [  # kernel, part, what to put there, which of its places, the fault that
     ("verify_qmv", "N % ROWS == 0 || row < uint(N) ? row : N - 1", "row", 0, "out of bounds"),
     ("verify_qmv", "K % STEP == 0 || k0 < uint(K) ? k0 : 0", "k0", 0, "out of bounds"),
     ("verify_qmv", "if (row < uint(N)) ", "", 0, "stored twice"),
-    ("prepare", "k < uint(K) ? float(x[size_t(m) * K + k + q * 4 + i]) : 0.0f", "float(x[m * K + k + q * 4 + i])", 0, "out"),
+    (
+        "prepare",
+        "k < uint(K) ? float(x[size_t(m) * K + k + q * 4 + i]) : 0.0f",
+        "float(x[m * K + k + q * 4 + i])",
+        0,
+        "out",
+    ),
     ("prepare", "if (index < uint(STEPS * M * 8)) ", "", 0, "out of bounds"),
 ]
 
@@ -156,6 +176,8 @@ def test_every_barrier_and_guard_is_needed(name, part, instead, which, fault):
 def found(name, edit):
     """Faults of one kernel in a pipeline that is sound otherwise."""
     w, x, faults = matrix(50, 160, group=32), rows(3, 160), []
+    if name in ("verify_qmm", "prepare_tiles"):
+        w, x = matrix(50, 192), rows(6, 192)
 
     def spy(body, inputs, template, groups, threads, outputs):
         change = edit if body.name == name else str
@@ -164,7 +186,7 @@ def found(name, edit):
         return report.outputs
 
     with borrow(spy):
-        mx.eval(linear._rows(w, x, 2), linear._best(w, x))
+        mx.eval(linear._rows(w, x, 2), linear._best(w, x), linear._tile(w, x) if w.group_size == 64 else x)
     return faults
 
 
@@ -207,7 +229,24 @@ def test_without_a_gpu_the_twins_are_the_stock_op():
     w, x = matrix(64, 256), rows(5, 256)
     arrays = {"group_size": 64, "bits": 4}
     assert mx.array_equal(linear.quantized_linear(x, w.weight, w.scales, w.biases, **arrays), w.stock(x))
-    assert mx.array_equal(
-        linear.head_argmax(x, w.weight, w.scales, w.biases, **arrays), mx.argmax(w.stock(x), axis=-1)
-    )
+    assert mx.array_equal(linear.head_argmax(x, w.weight, w.scales, w.biases, **arrays), mx.argmax(w.stock(x), axis=-1))
     assert set(BODIES) >= {"verify_qmv", "head_argmax"}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits", "group", "m", "n", "k"),
+    [
+        (mx.bfloat16, 4, 64, 6, 40, 256),
+        (mx.float16, 4, 128, 16, 33, 384),
+        (mx.float32, 4, 64, 11, 70, 192),
+        (mx.float32, 8, 32, 7, 32, 96),
+        (mx.bfloat16, 8, 64, 12, 100, 320),
+    ],
+    ids=str,
+)
+def test_the_matrix_tile(dtype, bits, group, m, n, k):
+    w, x, seen = matrix(n, k, bits, group, dtype), rows(m, k, dtype), []
+    with borrow(launcher(Mode.CHECKED, seen)):
+        y = linear.quantized_linear(x, w.weight, w.scales, w.biases, group_size=group, bits=bits, mode="fast")
+    assert "verify_qmm" in seen
+    assert error(y, true_product(w, x)) <= TOLERANCE[dtype]

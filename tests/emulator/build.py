@@ -11,7 +11,15 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 STORE = HERE.parents[1] / "build" / "emulator"
-COMMON = ["-std=c++17", "-fPIC", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off", "-fno-vectorize", "-fno-slp-vectorize"]
+COMMON = [
+    "-std=c++17",
+    "-fPIC",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-ffp-contract=off",
+    "-fno-vectorize",
+    "-fno-slp-vectorize",
+]
 QUIET = ["-Wno-unknown-attributes", "-Wno-unknown-pragmas", "-Wno-pass-failed", "-Werror=uninitialized"]
 PARAMETER = re.compile(r"(?P<type>.*?)\s*(?P<name>\w+) \[\[(?P<what>\w+)(?:\((?P<slot>\d+)\))?\]\]")
 SHARED = re.compile(r"^(\s*)threadgroup\s+(\w+)\s+(\w+)((?:\s*\[[^\[\];]+\])+)\s*;", re.M)
@@ -42,6 +50,7 @@ def toolchain() -> str | None:
 
 def translate(text: str) -> str:
     """C++ for the recorded Metal text, with an `emu_entry` that unpacks buffers and thread positions."""
+    text = re.sub(r"^#include <metal_.*$", "", text, flags=re.M)
     head, signature, rest = re.split(r"(?=^\[\[kernel\]\] void )|(?<=\) \{)\n", text, maxsplit=2, flags=re.M)
     body, _, instance = rest.partition("\ntemplate [[host_name")  # absent without template arguments
     name = re.match(r"\[\[kernel\]\] void (\w+)", signature)
@@ -53,14 +62,13 @@ def translate(text: str) -> str:
         assert match, f"cannot read parameter {one!r}"
         plain.append(f"{match['type']} {match['name']}")
         pointer = match["type"].replace("device", "").replace("constant", "")
-        passed.append(
-            f"({pointer})buffers[{match['slot']}]" if match["what"] == "buffer" else f"ids->{match['what']}"
-        )
+        passed.append(f"({pointer})buffers[{match['slot']}]" if match["what"] == "buffer" else f"ids->{match['what']}")
     body = SHARED.sub(r"\1auto& \3 = *(\2 (*)\4)emu_threadgroup(sizeof(\2\4));", body)
     if left := re.search(r"^[^/\n]*\bthreadgroup\s+\w+\s+\w.*$", body, re.M):
         raise ValueError(f"cannot read this threadgroup declaration: {left[0].strip()}")
     return (
-        f'#include "metal.h"\n{head}__attribute__((always_inline)) inline void {name[1]}({", ".join(plain)}) {{\n{body}\n'
+        f'#include "metal.h"\n{head}'
+        f"__attribute__((always_inline)) inline void {name[1]}({', '.join(plain)}) {{\n{body}\n"
         f'extern "C" void emu_entry(void** buffers, const Ids* ids) {{\n'
         f"  {name[1]}{f'<{arguments[1]}>' if arguments else ''}({', '.join(passed)});\n}}\n"
     )
