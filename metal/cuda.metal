@@ -3,11 +3,9 @@
 #define DF_UNROLL _Pragma("unroll")
 using uint = unsigned int;
 
-template <typename To, typename From>
-__device__ inline To as_type(From value) {
-  To result;
-  memcpy(&result, &value, sizeof(To));
-  return result;
+template <typename To>
+__device__ inline float as_type(uint bits) {
+  return __uint_as_float(bits);
 }
 
 __device__ inline float simd_shuffle_xor(float value, unsigned mask) {
