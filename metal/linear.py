@@ -1,0 +1,237 @@
+"""Quantized linears for few rows: verify_qmv, the fused argmax head, and their twins."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import ceil
+
+import mlx.core as mx
+
+from dflash_mlx.metal import gate
+from dflash_mlx.metal.launch import backend, launch
+
+TILE = 8  # rows that one launch serves
+MOST_ROWS = 2 * TILE  # the widest block; more rows than that are prefill, which the stock kernels do well
+TILE_FROM = 6  # rows from which the matrix kernel may pay
+FLOATS = (mx.float32, mx.float16, mx.bfloat16)
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """An affine-quantized matrix: weight [N, K*bits/32] uint32, scales and biases [N, K/group_size]."""
+
+    weight: mx.array
+    scales: mx.array
+    biases: mx.array
+    group_size: int
+    bits: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K): outputs and inputs."""
+        return self.weight.shape[0], self.weight.shape[1] * 32 // self.bits
+
+    def fits(self, x: mx.array) -> bool:
+        """Whether the kernels cover this matrix and these activations."""
+        # MLX passes arrays of fewer than 8 elements in another address space, which the vector loads cannot read.
+        return (
+            self.weight.ndim == 2
+            and self.bits in (4, 8)
+            and self.group_size in (32, 64, 128)
+            and self.scales.size >= 8
+            and self.scales.dtype in FLOATS
+            and x.dtype in FLOATS
+            and x.shape[-1] == self.shape[1]
+            and 0 < x.size // x.shape[-1] <= MOST_ROWS
+        )
+
+    def stock(self, x: mx.array) -> mx.array:
+        """MLX's own product x [..., K] -> [..., N]."""
+        return mx.quantized_matmul(
+            x, self.weight, self.scales, self.biases, transpose=True, group_size=self.group_size, bits=self.bits
+        )
+
+
+Kernel = Callable[[Quantized, mx.array], mx.array]
+
+
+def quantized_linear(
+    x: mx.array,
+    weight: mx.array,
+    scales: mx.array,
+    biases: mx.array,
+    *,
+    group_size: int,
+    bits: int,
+    mode: str = "exact",
+) -> mx.array:
+    """x [..., K] times the quantized weight [N, K] -> [..., N] in x's dtype; `mode` is "exact" or "fast"."""
+    if mode not in ("exact", "fast"):
+        raise ValueError(f"mode must be 'exact' or 'fast', got {mode!r}")
+    matrix = Quantized(weight, scales, biases, group_size, bits)
+    if not _serves(matrix, x):
+        return matrix.stock(x)
+    n, k = matrix.shape
+    flat = x.reshape(-1, k)
+    if mode == "fast" and _serves_tile(matrix, flat):
+        return _tile(matrix, flat).reshape(*x.shape[:-1], n)
+    tiles = [_rows(matrix, flat[i : i + TILE]) for i in range(0, flat.shape[0], TILE)]
+    return mx.concatenate(tiles).reshape(*x.shape[:-1], n) if len(tiles) > 1 else tiles[0].reshape(*x.shape[:-1], n)
+
+
+def head_argmax(
+    x: mx.array, weight: mx.array, scales: mx.array, biases: mx.array, *, group_size: int, bits: int
+) -> mx.array:
+    """The index of each row's largest logit, x [..., K] -> uint32 [...]: mx.argmax of `quantized_linear`."""
+    matrix = Quantized(weight, scales, biases, group_size, bits)
+    if not _serves(matrix, x):
+        return mx.argmax(matrix.stock(x), axis=-1)
+    flat = x.reshape(-1, x.shape[-1])
+    if not gate.agrees("head_argmax", _key(matrix, x), lambda: _head_proof(matrix, flat.dtype)):
+        return mx.argmax(quantized_linear(x, weight, scales, biases, group_size=group_size, bits=bits), axis=-1)
+    ids = [_best(matrix, flat[i : i + TILE]) for i in range(0, flat.shape[0], TILE)]
+    return mx.concatenate(ids).reshape(x.shape[:-1])
+
+
+def _serves(matrix: Quantized, x: mx.array) -> bool:
+    """Whether verify_qmv is proved for this matrix, for every tile height that x needs."""
+    if not gate.enabled() or backend() is None or not matrix.fits(x):
+        return False
+    key = _key(matrix, x)
+    if not gate.wins("verify_qmv", key, lambda: _race(matrix, x.dtype, _rows, (1, 5))):
+        return False
+    rows = x.size // x.shape[-1]
+    heights = {min(rows, TILE), rows % TILE or TILE}
+    return all(gate.agrees("verify_qmv", key, partial(_proof, matrix, x.dtype, m, _rows), rows=m) for m in heights)
+
+
+def _serves_tile(matrix: Quantized, x: mx.array) -> bool:
+    """Whether verify_qmm is proved and pays for x [M, K]."""
+    m, k = x.shape
+    chunk = 256 // matrix.bits
+    if m < TILE_FROM or k % chunk or matrix.group_size % chunk or gate.matrix_units_are_unproved():
+        return False
+    key = _key(matrix, x)
+    return gate.wins("verify_qmm", key, lambda: _race(matrix, x.dtype, _tile, (8, 16))) and gate.agrees(
+        "verify_qmm", key, lambda: _proof(matrix, x.dtype, m, _tile), rows=m
+    )
+
+
+def _key(matrix: Quantized, x: mx.array) -> str:
+    n, k = matrix.shape
+    return f"{n}x{k} {matrix.bits}-bit/{matrix.group_size} {str(matrix.scales.dtype)[10:]}->{str(x.dtype)[10:]}"
+
+
+def _outputs_per_team(n: int, m: int) -> int:
+    """R: as many as registers allow, fewer where n alone would not fill the GPU; it moves work, never a rounding."""
+    if m > 6 or n <= 8192:
+        return 2 if n > 2048 else 1
+    return 4
+
+
+def _launch_dot(name: str, matrix: Quantized, x: mx.array, team: int) -> list[mx.array]:
+    """Prepare x [M, K] and run a body that starts with qmv_dot."""
+    n, k = matrix.shape
+    m = x.shape[0]
+    span = 128 // matrix.bits
+    steps = ceil(k / (8 * span))
+    shared = {"BITS": matrix.bits, "K": k, "M": m}
+    xs, xsum = launch(
+        "prepare",
+        [x],
+        {"X": x.dtype, **shared},
+        groups=ceil(steps * m * 8 / 64),
+        threads=64,
+        outputs=[((steps * 8 * span * m,), mx.float32), ((steps * m * 8,), mx.float32)],
+    )
+    groups = ceil(n / (4 * team))
+    cuda = backend() == "cuda"
+    best = [((m, groups), mx.float32), ((m, groups), mx.uint32)]
+    return launch(
+        name,
+        [matrix.weight, matrix.scales, matrix.biases, xs, xsum],
+        {"T": matrix.scales.dtype, "O": x.dtype, "GROUP": matrix.group_size, "N": n, "R": team}
+        | shared
+        | {"MAGIC": cuda, "AHEAD": cuda},
+        groups=groups,
+        threads=128,
+        outputs=best if name == "head_argmax" else [((m, n), x.dtype)],
+    )
+
+
+def _rows(matrix: Quantized, x: mx.array, team: int | None = None) -> mx.array:
+    n, _ = matrix.shape
+    return _launch_dot("verify_qmv", matrix, x, team or _outputs_per_team(n, x.shape[0]))[0]
+
+
+def _tile(matrix: Quantized, x: mx.array) -> mx.array:
+    n, k = matrix.shape
+    m = x.shape[0]
+    rows = ceil(m / 8) * 8
+    shared = {"BITS": matrix.bits, "K": k, "M": m}
+    xt, xsum = launch(
+        "prepare_tiles",
+        [x],
+        {"X": x.dtype, **shared},
+        groups=ceil(k * matrix.bits // 256 * rows / 64),
+        threads=64,
+        outputs=[((k * rows,), mx.float32), ((k * matrix.bits // 256 * rows,), mx.float32)],
+    )
+    return launch(
+        "verify_qmm",
+        [matrix.weight, matrix.scales, matrix.biases, xt, xsum],
+        {"T": matrix.scales.dtype, "O": x.dtype, "GROUP": matrix.group_size, "N": n, **shared},
+        groups=ceil(n / 32),
+        threads=128,
+        outputs=[((m, n), x.dtype)],
+    )[0]
+
+
+def _best(matrix: Quantized, x: mx.array) -> mx.array:
+    n, _ = matrix.shape
+    m = x.shape[0]
+    value, place = _launch_dot("head_argmax", matrix, x, _outputs_per_team(n, m))
+    return launch(
+        "argmax_finish",
+        [value, place],
+        {"GROUPS": value.shape[1]},
+        groups=m,
+        threads=256,
+        outputs=[((m,), mx.uint32)],
+    )[0]
+
+
+def _activations(matrix: Quantized, dtype: mx.Dtype, m: int) -> mx.array:
+    return mx.random.normal((m, matrix.shape[1]), key=mx.random.key(m)).astype(dtype)
+
+
+def _proof(matrix: Quantized, dtype: mx.Dtype, m: int, kernel: Kernel) -> float:
+    """Relative error of m rows against the stock product of the same numbers in float32."""
+    x = _activations(matrix, dtype, m)
+    scales, biases = matrix.scales.astype(mx.float32), matrix.biases.astype(mx.float32)
+    exact = Quantized(matrix.weight, scales, biases, matrix.group_size, matrix.bits).stock(x.astype(mx.float32))
+    return gate.relative_error(kernel(matrix, x), exact)
+
+
+def _head_proof(matrix: Quantized, dtype: mx.Dtype) -> float:
+    """Share of rows whose fused argmax is not the argmax of the kernel's own logits."""
+    x = _activations(matrix, dtype, 5)
+    return float(mx.mean(mx.argmax(_rows(matrix, x), axis=-1) != _best(matrix, x)))
+
+
+def _race(
+    matrix: Quantized, dtype: mx.Dtype, kernel: Kernel, heights: tuple[int, ...]
+) -> dict[int, tuple[float, float]]:
+    """Seconds a call (ours, stock) by number of rows, in chains over copies of the weights that no cache holds."""
+    copies = [matrix]
+    while matrix.weight.nbytes * len(copies) < gate.RACE_BYTES:
+        copies.append(
+            Quantized(matrix.weight + 0, matrix.scales + 0, matrix.biases + 0, matrix.group_size, matrix.bits)
+        )
+        mx.eval(copies[-1].weight, copies[-1].scales, copies[-1].biases)
+    times = {}
+    for m in heights:
+        x = _activations(matrix, dtype, m)
+        ours = gate.chain_seconds([partial(kernel, c) for c in copies], x)
+        times[m] = ours, gate.chain_seconds([c.stock for c in copies], x)
+    return times

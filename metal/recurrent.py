@@ -1,0 +1,131 @@
+"""Gated delta rule over a block with a tape: gated_delta_verify and its twin."""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from dflash_mlx.metal import gate
+from dflash_mlx.metal.launch import backend, launch
+
+
+class Tape(NamedTuple):
+    """What replays P rows on a committed state: k [B, P, Hk, Dk], g [B, P, Hv] and delta [B, P, Hv, Dv] (float32)."""
+
+    k: mx.array
+    g: mx.array
+    delta: mx.array
+
+
+class Rows(NamedTuple):
+    """T rows: q, k [B, T, Hk, Dk] normalised, v [B, T, Hv, Dv], g [B, T, Hv] float32 and beta [B, T, Hv]."""
+
+    q: mx.array
+    k: mx.array
+    v: mx.array
+    g: mx.array
+    beta: mx.array
+
+
+Result = tuple[mx.array, mx.array, Tape]
+
+
+def gated_delta(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    g: mx.array,
+    beta: mx.array,
+    state: mx.array,
+    tape: Tape | None = None,
+    keep: int = 0,
+) -> Result:
+    """Apply the first `keep` tape rows to `state` [B, Hv, Dv, Dk] float32, then run T rows without committing them.
+
+    Returns y [B, T, Hv, Dv] in q's dtype, the committed state after the kept rows, and the tape of the T rows.
+    """
+    have = tape.g.shape[1] if tape is not None else 0
+    if not 0 <= keep <= have:
+        raise ValueError(f"keep must be in 0..{have} (the rows of the tape), got {keep}")
+    rows = Rows(q, k, v, g, beta)
+    return (kernel if _serves(rows, state) else twin)(rows, state, tape, keep)
+
+
+def twin(rows: Rows, state: mx.array, tape: Tape | None = None, keep: int = 0) -> Result:
+    """`gated_delta` in plain ops: row by row, each row rounding as a call of one row does."""
+    repeats = rows.v.shape[2] // rows.k.shape[2]
+    if tape is not None:
+        replay = mx.repeat(tape.k, repeats, -2) if repeats > 1 else tape.k
+        for t in range(keep):
+            state = state * tape.g[:, t, :, None, None]
+            state = state + replay[:, t, :, None, :] * tape.delta[:, t, ..., None]
+    q, k = (mx.repeat(a, repeats, -2) if repeats > 1 else a for a in rows[:2])
+    committed, ys, deltas = state, [], []
+    for t in range(q.shape[1]):
+        y, state, delta = _step()(q[:, t], k[:, t], *(a[:, t] for a in rows[2:]), state)
+        ys.append(y)
+        deltas.append(delta)
+    return mx.stack(ys, axis=1), committed, Tape(rows.k, rows.g, mx.stack(deltas, axis=1))
+
+
+@cache
+def _step() -> Any:
+    """One row: q, k [B, H, Dk], v [B, H, Dv], g, beta [B, H], state [B, H, Dv, Dk] -> y, state, delta."""
+
+    def step(
+        q: mx.array, k: mx.array, v: mx.array, g: mx.array, beta: mx.array, state: mx.array
+    ) -> tuple[mx.array, mx.array, mx.array]:
+        state = state * g[..., None, None]
+        known = (state * k[..., None, :]).sum(axis=-1)
+        delta = (v - known) * beta[..., None]
+        state = state + k[..., None, :] * delta[..., None]
+        return (state * q[..., None, :]).sum(axis=-1).astype(q.dtype), state, delta
+
+    return mx.compile(step)
+
+
+def _serves(rows: Rows, state: mx.array) -> bool:
+    hk, dk = rows.q.shape[2:]
+    hv, dv = rows.v.shape[2:]
+    fits = dk % 32 == 0 and dk <= 256 and dv % 16 == 0 and rows.g.ndim == 3 and hv % hk == 0
+    plain = state.dtype == mx.float32 == rows.g.dtype
+    if not (fits and plain and gate.enabled()) or backend() is None:
+        return False
+    shape = f"{hk}/{hv} heads of {dk}x{dv} {str(rows.q.dtype)[10:]}"
+    return gate.agrees("gated_delta_verify", shape, lambda: _proof(rows))
+
+
+def kernel(rows: Rows, state: mx.array, tape: Tape | None = None, keep: int = 0) -> Result:
+    """`gated_delta` in one launch."""
+    b, t, hk, dk = rows.q.shape
+    hv, dv = rows.v.shape[2:]
+    if tape is None:
+        tape = Tape(mx.zeros((b, 1, hk, dk), rows.k.dtype), mx.zeros((b, 1, hv)), mx.zeros((b, 1, hv, dv)))
+    sizes = {"T": t, "P": tape.g.shape[1], "HK": hk, "HV": hv, "DK": dk, "DV": dv}
+    y, committed, delta = launch(
+        "gated_delta_verify",
+        [*rows, state, *tape, mx.array([keep], mx.int32)],
+        {"X": rows.q.dtype, "Y": rows.beta.dtype, **sizes},
+        groups=b * hv * dv // 16,
+        threads=128,
+        outputs=[((b, t, hv, dv), rows.q.dtype), (state.shape, mx.float32), ((b, t, hv, dv), mx.float32)],
+    )
+    return y, committed, Tape(rows.k, rows.g, delta)
+
+
+def _proof(like: Rows) -> float:
+    """Largest relative error of y, state and tape against the twin, over a block after a partly kept one."""
+    keys = iter(mx.random.split(mx.random.key(0), 16))
+
+    def block() -> Rows:
+        drawn = [mx.random.normal((1, 5, *a.shape[2:]), key=next(keys)) for a in like]
+        q, k = (a / mx.linalg.norm(a, axis=-1, keepdims=True) for a in drawn[:2])
+        parts = (q, k, drawn[2], mx.sigmoid(drawn[3]), mx.sigmoid(drawn[4]))
+        return Rows(*(a.astype(b.dtype) for a, b in zip(parts, like, strict=True)))
+
+    state = mx.random.normal((1, *like.v.shape[2:], like.q.shape[3]), key=next(keys))
+    _, state, tape = twin(block(), state)
+    rows = block()
+    mine, true = kernel(rows, state, tape, 3), twin(rows, state, tape, 3)
+    pairs = [*zip(mine[:2], true[:2], strict=True), (mine[2].delta, true[2].delta)]
+    return max(gate.relative_error(a, b) for a, b in pairs)
