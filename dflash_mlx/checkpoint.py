@@ -40,8 +40,10 @@ class Checkpoint:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights that will be loaded; before a download, the bytes of all weight files."""
-        return self.remote.weight_bytes if self.remote else folders.weights(self.folder, self.name).loaded_bytes
+        """Bytes of weights that will be loaded; before a download the hub is asked for the files' headers."""
+        if self.remote:
+            return folders.loaded_bytes(hub.tensor_bytes(self.remote))
+        return folders.weights(self.folder, self.name).loaded_bytes
 
     def fetch(self, progress: hub.Progress | None = None) -> "Checkpoint":
         """Download what is missing and return the whole checkpoint; raise CheckpointError if it is still not whole."""

@@ -61,8 +61,10 @@ def weights(folder: Path, name: str) -> Weights:
     if not paths:
         raise CheckpointError(f"{name}: {folder} holds no model*.safetensors; convert the weights or download it again")
     headers = [header(path, name) for path in paths]
-    loaded = sum(_length(entry) for part in headers for key, entry in part.items() if not key.startswith(_SKIPPED))
-    return Weights(tuple(paths), sum(path.stat().st_size for path in paths), loaded)
+    lengths = {
+        key: entry["data_offsets"][1] - entry["data_offsets"][0] for part in headers for key, entry in part.items()
+    }
+    return Weights(tuple(paths), sum(path.stat().st_size for path in paths), loaded_bytes(lengths))
 
 
 def header(path: Path, name: str) -> dict[str, Mapping[str, Any]]:
@@ -86,9 +88,9 @@ def header(path: Path, name: str) -> dict[str, Mapping[str, Any]]:
     return entries
 
 
-def _length(entry: Mapping[str, Any]) -> int:
-    start, end = entry["data_offsets"]
-    return int(end) - int(start)
+def loaded_bytes(tensors: Mapping[str, int]) -> int:
+    """Sum the bytes of those tensors that text decoding loads."""
+    return sum(size for name, size in tensors.items() if not name.startswith(_SKIPPED))
 
 
 def _some(names: Iterable[str], most: int = 3) -> str:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fcntl import LOCK_EX, LOCK_NB, flock
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -109,6 +110,16 @@ def listing(repo: str, revision: str | None, patterns: tuple[str, ...]) -> Remot
     return remote
 
 
+def tensor_bytes(remote: Remote) -> dict[str, int]:
+    """Read every tensor's bytes from the weight files' headers on the hub, their data left where it is."""
+    from huggingface_hub import HfApi
+
+    with _one_line(remote.repo, remote.commit):
+        read = partial(HfApi().parse_safetensors_file_metadata, remote.repo, revision=remote.commit)
+        tensors = [read(file.name).tensors for file in remote.files if file.name.endswith(".safetensors")]
+    return {name: info.data_offsets[1] - info.data_offsets[0] for part in tensors for name, info in part.items()}
+
+
 def download(remote: Remote, files: tuple[File, ...], progress: Progress | None = None) -> Path:
     """Fetch `files` into the cache, a cut download from where it stopped, and return the snapshot's folder."""
     meter = _Meter(remote.repo, sum(file.size for file in files), progress)
@@ -178,13 +189,13 @@ def _fetch(remote: Remote, file: File, meter: _Meter) -> None:
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     blob = _home(remote.repo) / "blobs" / file.etag
-    partial = blob.with_name(f"{file.etag}.incomplete")
+    piece = blob.with_name(f"{file.etag}.incomplete")
     blob.parent.mkdir(parents=True, exist_ok=True)
     if _size(blob) not in (None, file.size):  # a cut blob goes on as a partial one
-        blob.replace(partial)
+        blob.replace(piece)
     if not blob.exists():
         url = f"{HfApi().endpoint}/{remote.repo}/resolve/{remote.commit}/{quote(file.name)}"
-        with _Sink(partial, meter) as sink:
+        with _Sink(piece, meter) as sink:
             if sink.tell() > file.size:
                 sink.truncate(sink.seek(0))
             http_get(
@@ -195,8 +206,8 @@ def _fetch(remote: Remote, file: File, meter: _Meter) -> None:
                 expected_size=file.size,
                 tqdm_class=_Silent,
             )
-            _verify(remote, file, partial)
-            partial.replace(blob)
+            _verify(remote, file, piece)
+            piece.replace(blob)
     link = remote.folder / file.name
     link.parent.mkdir(parents=True, exist_ok=True)
     if not link.exists():
@@ -204,14 +215,14 @@ def _fetch(remote: Remote, file: File, meter: _Meter) -> None:
         link.symlink_to(os.path.relpath(blob, link.parent))
 
 
-def _verify(remote: Remote, file: File, partial: Path) -> None:
+def _verify(remote: Remote, file: File, piece: Path) -> None:
     """Compare a large file with its SHA-256, because a resumed one was put together from pieces."""
     if len(file.etag) != 64:
         return
-    with partial.open("rb") as data:
+    with piece.open("rb") as data:
         digest = hashlib.file_digest(data, "sha256").hexdigest()
     if digest != file.etag:
-        partial.unlink()
+        piece.unlink()
         raise ResourceError(f"{remote.repo}: {file.name} arrived damaged (SHA-256 {digest[:12]}…); download it again")
 
 
@@ -234,11 +245,14 @@ def _write_reference(remote: Remote, revision: str) -> None:
 @contextmanager
 def _one_line(repo: str, revision: str | None) -> Iterator[None]:
     """Turn whatever the hub, the network or the disk raise into one line that says what to do."""
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of whichever HTTP library the hub uses
+    from huggingface_hub.errors import (  # HTTPError: of whichever HTTP library this version of the hub uses
+        HTTPError,  # type: ignore[attr-defined]
+        SafetensorsParsingError,
+    )
 
     try:
         yield
-    except (OSError, HTTPError, RuntimeError) as error:
+    except (OSError, HTTPError, RuntimeError, SafetensorsParsingError) as error:
         raise _explained(repo, revision, error) from error
 
 

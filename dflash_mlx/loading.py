@@ -8,12 +8,15 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from dflash_mlx import fit, hub
+from dflash_mlx.catalogue import Part, PresetStatus, catalogue, pull
 from dflash_mlx.checkpoint import Checkpoint
 from dflash_mlx.errors import CheckpointError
 from dflash_mlx.models import DraftConfig, DraftNet, Target, TargetConfig, build_target, load_draft
 from dflash_mlx.pairing import AS_STORED, Found, Request, fetch, find, needed, request
 from dflash_mlx.text import Tokenizer
 from dflash_mlx.types import Sampling
+
+__all__ = ["Pair", "Part", "PresetStatus", "catalogue", "load", "pull"]
 
 T = TypeVar("T")
 _WIDEN_LIMIT = 2_000_000_000  # bytes of bf16 up to which a quantized model is widened on the CPU

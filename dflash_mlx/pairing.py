@@ -94,18 +94,12 @@ def _hint(model: str) -> str:
 def default_preset() -> tuple[Preset, str]:
     """Return the flagship on Apple Silicon with enough memory, else `tiny`, and one line that says why."""
     flagship = preset(FLAGSHIP)
-    wanted = preset_bytes(flagship)
+    wanted = flagship.need_bytes or 0
     if fit.is_apple_silicon() and wanted <= fit.memory().usable:
         return flagship, f"pair: {FLAGSHIP} (the default on this machine)"
     return preset(
         TINY
     ), f"pair: {TINY} (the default here; {FLAGSHIP} needs Apple Silicon and {fit.gb(wanted)} of memory)"
-
-
-def preset_bytes(chosen: Preset) -> int:
-    """Estimate a preset's memory from its stated sizes, in bytes, a tenth more for its state; 0 where unknown."""
-    draft = fit.quantized(chosen.draft_bytes or 0, chosen.draft_bits)
-    return int(((chosen.model_bytes or 0) + draft) * 1.1)
 
 
 def find(asked: Request) -> Found:

@@ -32,6 +32,7 @@ class Preset:
     draft_bits: int | None = None
     model_bytes: int | None = None
     draft_bytes: int | None = None
+    need_bytes: int | None = None
     embedded: bool = False
 
 
