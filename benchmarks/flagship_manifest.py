@@ -1,4 +1,4 @@
-"""Every tensor of the flagship's two checkpoints by name, dtype and shape, and files that hold them without their data."""
+"""Every tensor of the flagship pair by name, dtype and shape, and files that hold them without their data."""
 
 import json
 from math import prod

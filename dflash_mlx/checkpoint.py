@@ -74,8 +74,13 @@ def require_whole(folder: Path, name: str, draft: bool) -> None:
     """Raise CheckpointError, naming the file, unless config, weights and tokenizer are all there and uncut."""
     folders.read_config(folder, name)
     folders.weights(folder, name)
-    if not draft and not any((folder / file).is_file() for file in _TOKENIZERS):
+    if draft:
+        return
+    if not any((folder / file).is_file() for file in _TOKENIZERS):
         raise CheckpointError(f"{name}: {folder} has no tokenizer ({' or '.join(_TOKENIZERS)})")
+    settings = folder / "tokenizer_config.json"
+    if settings.is_file() and "auto_map" in folders.read_json(settings, name):
+        raise CheckpointError(f"{name} brings its own Python code for the tokenizer, which is never run")
 
 
 def _local(path: Path, name: str, draft: bool) -> Checkpoint:

@@ -16,7 +16,7 @@ _ENTRY = "dflash_mlx.cli.main:main"  # another project's distribution has our na
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Versions, owners of our names, device, memory and disk in bytes, the default pair, kernels, and what looks wrong."""
+    """Versions, whose our names are, device, memory and disk in bytes, default pair, kernels, and what looks wrong."""
 
     version: str
     python: str

@@ -154,7 +154,11 @@ class _Sink(io.FileIO):
     def __init__(self, path: Path, meter: _Meter) -> None:
         super().__init__(path, "ab")
         self.meter = meter
-        flock(self, LOCK_EX | LOCK_NB)  # two processes must not append to one file
+        try:
+            flock(self, LOCK_EX | LOCK_NB)  # two processes must not append to one file
+        except BlockingIOError:
+            self.close()
+            raise
         meter.add(self.tell())
 
     def write(self, data: Any) -> int:
@@ -193,7 +197,9 @@ def _fetch(remote: Remote, file: File, meter: _Meter) -> None:
     blob.parent.mkdir(parents=True, exist_ok=True)
     if _size(blob) not in (None, file.size):  # a cut blob goes on as a partial one
         blob.replace(piece)
-    if not blob.exists():
+    if blob.exists():
+        meter.add(file.size)
+    else:
         url = f"{HfApi().endpoint}/{remote.repo}/resolve/{remote.commit}/{quote(file.name)}"
         with _Sink(piece, meter) as sink:
             if sink.tell() > file.size:

@@ -12,9 +12,11 @@ import pytest
 from mlx.utils import tree_flatten
 
 from dflash_mlx import fit, pairing
+from dflash_mlx.decode import block_for
 from dflash_mlx.errors import CheckpointError
-from dflash_mlx.load import load
+from dflash_mlx.loading import load
 from dflash_mlx.models.presets import preset
+from dflash_mlx.types import Options
 
 DATA = Path(__file__).parent / "data" / "checkpoints"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -98,6 +100,11 @@ def test_the_draft_is_a_dflash_2_with_codebooks_and_nothing_missing(manifest, pa
 def test_it_stops_at_both_end_tokens(pair):
     assert {248046, 248044} <= pair.stop_ids
     assert pair.target_config.eos_ids == (248046, 248044)
+
+
+def test_its_block_is_capped_at_five(pair):
+    assert block_for(pair.target, pair.draft, Options()) == (5, None)
+    assert block_for(pair.target, pair.draft, Options(block_cap=False)) == (8, None)
 
 
 def test_loading_reads_headers_only(pair):
