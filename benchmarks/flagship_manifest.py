@@ -73,10 +73,10 @@ def _vision() -> Tensors:
     return {f"vision_tower.{name}": spec for name, spec in made.items()}
 
 
-def target_tensors() -> Tensors:
-    """Return the 2,180 tensors of mlx-community/Qwen3.8-27B-4bit."""
+def target_tensors(layers: int = LAYERS) -> Tensors:
+    """Return the 2,180 tensors of mlx-community/Qwen3.8-27B-4bit, or of its like with fewer layers."""
     made = _vision() | _quantized("language_model.model.embed_tokens", VOCAB, HIDDEN)
-    for index in range(LAYERS):
+    for index in range(layers):
         made |= _layer(index)
     made |= {"language_model.model.norm.weight": _dense(HIDDEN)}
     return made | _quantized("language_model.lm_head", VOCAB, HIDDEN)
@@ -102,19 +102,19 @@ def draft_tensors() -> Tensors:
     return made | {f"layers.{i}.{part}": _dense(*shape) for i in range(5) for part, shape in parts.items()}
 
 
-def target_config() -> dict[str, Any]:
+def target_config(layers: int = LAYERS) -> dict[str, Any]:
     """Return the target's config.json as far as it is published: the text part in full."""
     rope = {"rope_theta": 10000000, "rope_type": "default", "partial_rotary_factor": 0.25}
     rope |= {"mrope_interleaved": True, "mrope_section": [11, 11, 10]}
     text = {
-        "model_type": "qwen3_5_text", "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "intermediate_size": INTER,
+        "model_type": "qwen3_5_text", "hidden_size": HIDDEN, "num_hidden_layers": layers, "intermediate_size": INTER,
         "full_attention_interval": 4, "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256,
         "attn_output_gate": True, "output_gate_type": "swish", "attention_bias": False, "linear_num_key_heads": 16,
         "linear_num_value_heads": 48, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
         "linear_conv_kernel_dim": 4, "mamba_ssm_dtype": "float32", "rope_parameters": rope, "rms_norm_eps": 1e-6,
         "max_position_embeddings": 262144, "vocab_size": VOCAB, "tie_word_embeddings": False, "dtype": "bfloat16",
         "bos_token_id": 248044, "eos_token_id": 248044, "pad_token_id": None, "mtp_num_hidden_layers": 1,
-        "layer_types": ["full_attention" if index % 4 == 3 else "linear_attention" for index in range(LAYERS)],
+        "layer_types": ["full_attention" if index % 4 == 3 else "linear_attention" for index in range(layers)],
     }  # fmt: skip
     vision = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16, "patch_size": 16}
     quantization = {"group_size": 64, "bits": 4, "mode": "affine"}
@@ -131,16 +131,16 @@ def generation_config() -> dict[str, Any]:
     return sampling | {"eos_token_id": [248046, 248044], "pad_token_id": 248044}
 
 
-def draft_config() -> dict[str, Any]:
-    """Return the draft's config.json."""
+def draft_config(layers: int = LAYERS) -> dict[str, Any]:
+    """Return the draft's config.json, its taps moved together for a target with fewer layers."""
     nested = {
-        "block_size": 8, "mask_token_id": 248070, "target_layer_ids": [5, 19, 33, 47, 61], "selector_rank": 256,
-        "selector_top_k": 16, "conv_kernel_size": 2, "conv_group_size": 16,
+        "block_size": 8, "mask_token_id": 248070, "selector_rank": 256, "selector_top_k": 16, "conv_kernel_size": 2,
+        "conv_group_size": 16, "target_layer_ids": [tap * layers // LAYERS for tap in (5, 19, 33, 47, 61)],
     }  # fmt: skip
     return {
         "architectures": ["DFlash2DraftModel"], "model_type": "qwen3", "hidden_size": HIDDEN, "num_hidden_layers": 5,
         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": INTER,
-        "vocab_size": VOCAB, "num_target_layers": LAYERS, "layer_types": ["sliding_attention"] * 5,
+        "vocab_size": VOCAB, "num_target_layers": layers, "layer_types": ["sliding_attention"] * 5,
         "sliding_window": 2048, "use_sliding_window": True, "max_window_layers": 5, "is_causal": False,
         "max_position_embeddings": 262144, "rope_parameters": {"rope_theta": 10000000, "rope_type": "default"},
         "rms_norm_eps": 1e-6, "hidden_act": "silu", "attention_bias": False, "tie_word_embeddings": False,
@@ -177,20 +177,19 @@ def header(tensors: Tensors) -> bytes:
 def write_folder(folder: Path, config: dict[str, Any], tensors: Tensors, fill: Any = None) -> list[Path]:
     """Write config.json and the weight files, with an index where there are several; return the weight files.
 
-    `fill(file, spec)` writes a tensor's data; without it the files are sparse and take no room.
+    `fill(file, name, spec)` writes a tensor's data; without it the files are sparse and take no room.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     parts, index, files = shards(tensors), {}, []
     for number, part in enumerate(parts, 1):
-        name = "model.safetensors" if len(parts) == 1 else f"model-{number:05}-of-{len(parts):05}.safetensors"
-        index |= dict.fromkeys(part, name)
-        files.append(folder / name)
+        shard = "model.safetensors" if len(parts) == 1 else f"model-{number:05}-of-{len(parts):05}.safetensors"
+        index |= dict.fromkeys(part, shard)
+        files.append(folder / shard)
         with files[-1].open("wb") as file:
             file.write(header(part))
-            for spec in part.values():
-                if fill is not None:
-                    fill(file, spec)
+            for name, spec in part.items() if fill else ():
+                fill(file, name, spec)
             file.truncate(len(header(part)) + sum(spec.size for spec in part.values()))
     if len(parts) > 1:
         total = sum(spec.size for spec in tensors.values())

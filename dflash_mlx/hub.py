@@ -251,14 +251,12 @@ def _write_reference(remote: Remote, revision: str) -> None:
 @contextmanager
 def _one_line(repo: str, revision: str | None) -> Iterator[None]:
     """Turn whatever the hub, the network or the disk raise into one line that says what to do."""
-    from huggingface_hub.errors import (  # HTTPError: of whichever HTTP library this version of the hub uses
-        HTTPError,  # type: ignore[attr-defined]
-        SafetensorsParsingError,
-    )
+    from huggingface_hub import errors
 
+    library: type[Exception] = errors.HfHubHTTPError.__mro__[1]  # the HTTP library's own error; which one it is changes
     try:
         yield
-    except (OSError, HTTPError, RuntimeError, SafetensorsParsingError) as error:
+    except (OSError, library, RuntimeError, errors.SafetensorsParsingError) as error:
         raise _explained(repo, revision, error) from error
 
 
