@@ -25,7 +25,7 @@ POOL = 1 << 24  # values drawn once and written over and over
 
 
 class Filler:
-    """Writes random tensors of a trained model's scale: 4-bit words, scales and centring biases, dense values, norms."""
+    """Writes random tensors at a trained model's scale: 4-bit words, scales, centring biases, dense values, norms."""
 
     def __init__(self, seed: int) -> None:
         draw = np.random.default_rng(seed)

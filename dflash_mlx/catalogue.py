@@ -46,20 +46,22 @@ def catalogue() -> list[PresetStatus]:
     usable, default = fit.memory().usable, pairing.default_preset()[0]
     made = []
     for known in presets().values():
-        target = _part(known, known.model, known.revision, draft=False)
-        draft = _part(known, known.draft, known.draft_revision, draft=True)
-        need = _need(known, target.whole and draft.whole)
+        target = _lookup(known, known.model, known.revision, draft=False)
+        draft = _lookup(known, str(known.draft), known.draft_revision, draft=True)
+        need = _need(known) if target.whole and draft.whole else known.need_bytes
         made.append(
             PresetStatus(known, target, draft, need, None if need is None else need <= usable, known is default)
         )
     return made
 
 
-def _part(known: Preset, name: str, revision: str | None, *, draft: bool) -> Part:
+def _lookup(known: Preset, name: str, revision: str | None, *, draft: bool) -> Part:
     folder = package_folder(name) if known.embedded else hub.cached(name, revision)
-    if folder is None or not folder.is_dir():
-        return Part(name, revision, None, 0, None)
-    size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    return Part(name, revision, None, 0, None) if folder is None else _part(name, revision, folder, draft)
+
+
+def _part(name: str, revision: str | None, folder: Path, draft: bool) -> Part:
+    size = sum(file.stat().st_size for file in folder.glob("*") if file.is_file())
     try:
         checkpoint.require_whole(folder, name, draft)
     except DFlashError as error:
@@ -67,11 +69,8 @@ def _part(known: Preset, name: str, revision: str | None, *, draft: bool) -> Par
     return Part(name, revision, folder, size, None)
 
 
-def _need(known: Preset, ready: bool) -> int | None:
-    if not ready:
-        return known.need_bytes
-    asked = pairing.request(known.name, None, None)
-    return pairing.needed(pairing.find(asked), asked.draft_bits).total
+def _need(known: Preset) -> int:
+    return pairing.needed(pairing.find(known), known.draft_bits).total
 
 
 def pull(
@@ -84,9 +83,6 @@ def pull(
     progress: hub.Progress | None = None,
 ) -> list[Part]:
     """Check a pair from its config.json, download what is missing of it, and return its checkpoints; loads nothing."""
-    asked = pairing.request(pair, model, draft, revision, draft_revision)
+    asked, _ = pairing.request(pair, model, draft, revision, draft_revision)
     found = pairing.fetch(asked.name, pairing.find(asked), progress)
-    return [
-        Part(part.name, part.commit, part.folder, sum(file.stat().st_size for file in part.folder.iterdir()), None)
-        for part in found.parts
-    ]
+    return [_part(part.name, part.commit, part.folder, part.draft) for part in found.parts]

@@ -45,7 +45,7 @@ def report() -> Report:
         version=dflash_mlx.__version__,
         python=f"{platform.python_version()} ({sys.executable})",
         system=platform.platform(),
-        packages={name: _version(name) for name in _PACKAGES},
+        packages={name: metadata.version(name) for name in _PACKAGES},
         module=str(Path(dflash_mlx.__file__).parent),
         distribution=distribution,
         device=f"{device.type.name} {mx.device_info().get('device_name', '')}".strip(),
@@ -66,19 +66,9 @@ def owner() -> tuple[str, tuple[str, ...]]:
         named, warnings = "not installed; run from a folder", []
     else:
         ours = any(entry.value == _ENTRY for entry in found.entry_points)
-        named = f"dflash-mlx {found.version}, " + ("this project" if ours else f"another project ({_summary(found)})")
+        about = found.metadata.json.get("author") or found.metadata.json.get("summary")
+        named = f"dflash-mlx {found.version}, " + ("this project" if ours else f"another project ({about})")
         warnings = [] if ours else [f"the installed distribution is {named}; uninstall it, it shares our module's name"]
     others = set(metadata.packages_distributions().get("dflash_mlx", ())) - {"dflash-mlx"}
     warnings += [f"the distribution {name} also installs a module dflash_mlx; uninstall it" for name in sorted(others)]
     return named, tuple(warnings)
-
-
-def _summary(found: metadata.Distribution) -> str:
-    return str(found.metadata.json.get("author") or found.metadata.json.get("summary") or "unknown")
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "not installed"

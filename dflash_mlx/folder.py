@@ -1,7 +1,7 @@
 """A checkpoint folder on disk: its JSON read with care, and its weight files seen to be whole before any is loaded."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,9 @@ def weights(folder: Path, name: str) -> Weights:
             raise CheckpointError(f"{name}: {index.name} has no weight_map")
         missing = sorted({str(shard) for shard in shards.values()} - {path.name for path in paths})
         if missing:
-            raise CheckpointError(f"{name} is incomplete: {folder} lacks {_some(missing)}, which {index.name} lists")
+            raise CheckpointError(
+                f"{name} is incomplete: {folder} lacks {', '.join(missing[:3])}, which {index.name} lists"
+            )
     if not paths:
         raise CheckpointError(f"{name}: {folder} holds no model*.safetensors; convert the weights or download it again")
     headers = [header(path, name) for path in paths]
@@ -91,9 +93,3 @@ def header(path: Path, name: str) -> dict[str, Mapping[str, Any]]:
 def loaded_bytes(tensors: Mapping[str, int]) -> int:
     """Sum the bytes of those tensors that text decoding loads."""
     return sum(size for name, size in tensors.items() if not name.startswith(_SKIPPED))
-
-
-def _some(names: Iterable[str], most: int = 3) -> str:
-    listed = list(names)
-    rest = f" and {len(listed) - most} more" if len(listed) > most else ""
-    return ", ".join(listed[:most]) + rest

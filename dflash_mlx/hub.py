@@ -8,7 +8,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from fcntl import LOCK_EX, LOCK_NB, flock
 from fnmatch import fnmatch
@@ -57,11 +57,6 @@ class Remote:
     files: tuple[File, ...]
 
     @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weight files."""
-        return sum(file.size for file in self.files if file.name.endswith(".safetensors"))
-
-    @property
     def folder(self) -> Path:
         """The snapshot's folder in the cache, there or not."""
         return _home(self.repo) / "snapshots" / self.commit
@@ -103,7 +98,7 @@ def listing(repo: str, revision: str | None, patterns: tuple[str, ...]) -> Remot
         if any(fnmatch(entry.rfilename, pattern) for pattern in patterns) and "/" not in entry.rfilename
     )
     remote = Remote(repo, str(info.sha), files)
-    if not remote.weight_bytes:
+    if not any(file.name.endswith(".safetensors") for file in files):
         raise CheckpointError(f"{repo} has no model*.safetensors on the hub; use a repository with safetensors weights")
     if revision != remote.commit:
         _write_reference(remote, revision or "main")
@@ -174,16 +169,13 @@ class _Sink(io.FileIO):
         return super().truncate(kept)
 
 
-class _Silent:
+class _Silent(nullcontext["_Silent"]):
     """Stands in for the hub's own progress bar, which would draw on the caller's screen."""
 
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-    def __enter__(self) -> "_Silent":
-        return self
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__(self)
 
-    def __exit__(self, *_: Any) -> None: ...
-    def update(self, _: float | None = 1) -> None: ...
-    def close(self) -> None: ...
+    def update(self, _: float) -> None: ...
 
 
 def _fetch(remote: Remote, file: File, meter: _Meter) -> None:

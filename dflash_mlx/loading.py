@@ -12,7 +12,8 @@ from dflash_mlx.catalogue import Part, PresetStatus, catalogue, pull
 from dflash_mlx.checkpoint import Checkpoint
 from dflash_mlx.errors import CheckpointError
 from dflash_mlx.models import DraftConfig, DraftNet, Target, TargetConfig, build_target, load_draft
-from dflash_mlx.pairing import AS_STORED, Found, Request, fetch, find, needed, request
+from dflash_mlx.models.presets import Preset
+from dflash_mlx.pairing import AS_STORED, Found, fetch, find, needed, request
 from dflash_mlx.text import Tokenizer
 from dflash_mlx.types import Sampling
 
@@ -64,16 +65,15 @@ def load(
     weights on disk until first used and asks for no memory; `widen` lets small quantized weights run dense on a CPU.
     Raises OptionError, CheckpointError, PairError or ResourceError, each one line.
     """
-    asked = request(pair, model, draft, revision, draft_revision, draft_bits, speculate)
+    asked, notices = request(pair, model, draft, revision, draft_revision, draft_bits, speculate)
     found = find(asked)
     if not lazy:
         fit.require_memory(asked.name, needed(found, asked.draft_bits), fit.memory())
     found = fetch(asked.name, found, progress)
-    return _build(asked, found, lazy, widen)
+    return _build(asked, found, list(notices), lazy, widen)
 
 
-def _build(asked: Request, found: Found, lazy: bool, widen: bool) -> Pair:
-    notices = list(asked.notices)
+def _build(asked: Preset, found: Found, notices: list[str], lazy: bool, widen: bool) -> Pair:
     model, tokenizer = _load_target(found.target)
     widened = widen and not lazy and _widen(model, found.target, notices)
     config = found.target_config

@@ -118,7 +118,7 @@ def test_an_unquantized_draft_beside_a_4_bit_target_is_noticed(pair):
 
 
 def test_the_memory_sums_are_those_of_the_shapes(folders):
-    asked = pairing.request(None, str(folders / "target"), str(folders / "draft"), draft_bits=4)
+    asked, _ = pairing.request(None, str(folders / "target"), str(folders / "draft"), draft_bits=4)
     need = pairing.needed(pairing.find(asked), 4)
     assert need.state == 48 * (61_440 + 3_145_728)
     assert need.kv == 65_536 * fit.CONTEXT + 20_480 * 2048

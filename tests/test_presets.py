@@ -39,16 +39,16 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
 def test_the_default_is_the_flagship_on_a_mac_with_room_for_it_else_tiny(monkeypatch, apple, usable, name):
     monkeypatch.setattr("dflash_mlx.fit.is_apple_silicon", lambda: apple)
     monkeypatch.setattr("dflash_mlx.fit.memory", lambda: Memory(24 * 2**30, int(usable), "a test"))
-    asked = pairing.request(None, None, None)
+    asked, notices = pairing.request(None, None, None)
     assert asked.name == name
-    assert len(asked.notices) == 1 and asked.notices[0].startswith(f"pair: {name} (the default")
+    assert len(notices) == 1 and notices[0].startswith(f"pair: {name} (the default")
 
 
 def test_a_preset_brings_its_draft_bits_and_an_option_overrides_them():
-    assert pairing.request("flagship", None, None).draft_bits == 4
-    assert pairing.request("flagship", None, None, draft_bits=8).draft_bits == 8
-    assert pairing.request("flagship", None, None, draft_bits=16).draft_bits == 16
-    assert pairing.request("flagship", None, None, speculate=False).draft is None
+    assert pairing.request("flagship", None, None)[0].draft_bits == 4
+    assert pairing.request("flagship", None, None, draft_bits=8)[0].draft_bits == 8
+    assert pairing.request("flagship", None, None, draft_bits=16)[0].draft_bits == 16
+    assert pairing.request("flagship", None, None, speculate=False)[0].draft is None
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,6 @@ def test_options_that_contradict_each_other_are_refused(options, message):
 
 
 def test_a_model_alone_is_plain_decoding_and_says_which_pair_would_draft():
-    asked = pairing.request(None, "mlx-community/Qwen3.8-27B-4bit", None)
-    assert asked.draft is None and "plain decoding (--pair flagship has one)" in asked.notices[0]
-    assert pairing.request(None, "some/model", None).notices[0].endswith("plain decoding")
+    asked, notices = pairing.request(None, "mlx-community/Qwen3.8-27B-4bit", None)
+    assert asked.draft is None and "plain decoding (--pair flagship has one)" in notices[0]
+    assert pairing.request(None, "some/model", None)[1][0].endswith("plain decoding")
