@@ -53,6 +53,13 @@ def no_sockets(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
+def tensors(folder):
+    """Read a checkpoint's arrays in full, so that its file may be written anew."""
+    arrays = mx.load(str(folder / "model.safetensors"))
+    mx.eval(arrays)
+    return arrays
+
+
 def logits(pair):
     ids = mx.array([[1, 7, 30, 100, 5]])
     return np.array(pair.target.forward(ids, pair.target.new_state()).logits)
@@ -79,7 +86,7 @@ class TestLoading:
 
     def test_a_tensor_of_a_native_predictor_changes_nothing(self, tmp_path):
         home = copied(TARGET, tmp_path / "t")
-        arrays = mx.load(str(home / "model.safetensors"))
+        arrays = tensors(home)
         arrays["language_model.mtp.fc.weight"] = mx.ones((64, 128))
         arrays["mtp.norm.weight"] = mx.ones((64,))
         mx.save_safetensors(str(home / "model.safetensors"), arrays)
@@ -94,7 +101,7 @@ class TestLoading:
         assert not any(isinstance(module, kinds) for module in pair.target.model.modules())
 
     def test_codebooks_load_under_either_name_and_must_be_there(self, tmp_path):
-        arrays = mx.load(str(DRAFT / "model.safetensors"))
+        arrays = tensors(DRAFT)
         names = [name for name in arrays if name.endswith("_codebook")]
         assert len(names) == 2
         home = copied(DRAFT, tmp_path / "d")
@@ -229,7 +236,7 @@ class TestBadCheckpoints:
 
     def test_missing_and_surplus_tensors_are_named(self, tmp_path):
         home = copied(TARGET, tmp_path / "t")
-        arrays = mx.load(str(home / "model.safetensors"))
+        arrays = tensors(home)
         gone = next(name for name in arrays if name.endswith("q_proj.weight"))
         mx.save_safetensors(str(home / "model.safetensors"), {k: v for k, v in arrays.items() if k != gone})
         assert gone.removeprefix("language_model.model.") in refusal(CheckpointError, model=home)
