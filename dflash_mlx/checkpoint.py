@@ -40,8 +40,10 @@ class Checkpoint:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights that will be loaded; before a download, the bytes of all weight files."""
-        return self.remote.weight_bytes if self.remote else folders.weights(self.folder, self.name).loaded_bytes
+        """Bytes of weights that will be loaded; before a download the hub is asked for the files' headers."""
+        if self.remote:
+            return folders.loaded_bytes(hub.tensor_bytes(self.remote))
+        return folders.weights(self.folder, self.name).loaded_bytes
 
     def fetch(self, progress: hub.Progress | None = None) -> "Checkpoint":
         """Download what is missing and return the whole checkpoint; raise CheckpointError if it is still not whole."""
@@ -72,8 +74,13 @@ def require_whole(folder: Path, name: str, draft: bool) -> None:
     """Raise CheckpointError, naming the file, unless config, weights and tokenizer are all there and uncut."""
     folders.read_config(folder, name)
     folders.weights(folder, name)
-    if not draft and not any((folder / file).is_file() for file in _TOKENIZERS):
+    if draft:
+        return
+    if not any((folder / file).is_file() for file in _TOKENIZERS):
         raise CheckpointError(f"{name}: {folder} has no tokenizer ({' or '.join(_TOKENIZERS)})")
+    settings = folder / "tokenizer_config.json"
+    if settings.is_file() and "auto_map" in folders.read_json(settings, name):
+        raise CheckpointError(f"{name} brings its own Python code for the tokenizer, which is never run")
 
 
 def _local(path: Path, name: str, draft: bool) -> Checkpoint:

@@ -116,11 +116,16 @@ def require_memory(name: str, needed: Need, have: Memory) -> None:
         )
 
 
-def require_disk(name: str, download: int, folder: Path) -> None:
-    """Raise ResourceError with the sums when `download` bytes do not fit beside the reserve."""
+def free_bytes(folder: Path) -> int:
+    """Return the free bytes of the disk on which `folder` lies or would be made."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    free = shutil.disk_usage(folder).free
+    return shutil.disk_usage(folder).free
+
+
+def require_disk(name: str, download: int, folder: Path) -> None:
+    """Raise ResourceError with the sums when `download` bytes do not fit beside the reserve."""
+    free = free_bytes(folder)
     if download + DISK_RESERVE > free:
         raise ResourceError(
             f"{name} needs {gb(download)} of disk plus a reserve of {gb(DISK_RESERVE)}, and {folder} has {gb(free)} "

@@ -1,7 +1,7 @@
 """A checkpoint folder on disk: its JSON read with care, and its weight files seen to be whole before any is loaded."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,12 +57,16 @@ def weights(folder: Path, name: str) -> Weights:
             raise CheckpointError(f"{name}: {index.name} has no weight_map")
         missing = sorted({str(shard) for shard in shards.values()} - {path.name for path in paths})
         if missing:
-            raise CheckpointError(f"{name} is incomplete: {folder} lacks {_some(missing)}, which {index.name} lists")
+            raise CheckpointError(
+                f"{name} is incomplete: {folder} lacks {', '.join(missing[:3])}, which {index.name} lists"
+            )
     if not paths:
         raise CheckpointError(f"{name}: {folder} holds no model*.safetensors; convert the weights or download it again")
     headers = [header(path, name) for path in paths]
-    loaded = sum(_length(entry) for part in headers for key, entry in part.items() if not key.startswith(_SKIPPED))
-    return Weights(tuple(paths), sum(path.stat().st_size for path in paths), loaded)
+    lengths = {
+        key: entry["data_offsets"][1] - entry["data_offsets"][0] for part in headers for key, entry in part.items()
+    }
+    return Weights(tuple(paths), sum(path.stat().st_size for path in paths), loaded_bytes(lengths))
 
 
 def header(path: Path, name: str) -> dict[str, Mapping[str, Any]]:
@@ -86,12 +90,6 @@ def header(path: Path, name: str) -> dict[str, Mapping[str, Any]]:
     return entries
 
 
-def _length(entry: Mapping[str, Any]) -> int:
-    start, end = entry["data_offsets"]
-    return int(end) - int(start)
-
-
-def _some(names: Iterable[str], most: int = 3) -> str:
-    listed = list(names)
-    rest = f" and {len(listed) - most} more" if len(listed) > most else ""
-    return ", ".join(listed[:most]) + rest
+def loaded_bytes(tensors: Mapping[str, int]) -> int:
+    """Sum the bytes of those tensors that text decoding loads."""
+    return sum(size for name, size in tensors.items() if not name.startswith(_SKIPPED))

@@ -8,10 +8,11 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from fcntl import LOCK_EX, LOCK_NB, flock
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -56,11 +57,6 @@ class Remote:
     files: tuple[File, ...]
 
     @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weight files."""
-        return sum(file.size for file in self.files if file.name.endswith(".safetensors"))
-
-    @property
     def folder(self) -> Path:
         """The snapshot's folder in the cache, there or not."""
         return _home(self.repo) / "snapshots" / self.commit
@@ -102,11 +98,21 @@ def listing(repo: str, revision: str | None, patterns: tuple[str, ...]) -> Remot
         if any(fnmatch(entry.rfilename, pattern) for pattern in patterns) and "/" not in entry.rfilename
     )
     remote = Remote(repo, str(info.sha), files)
-    if not remote.weight_bytes:
+    if not any(file.name.endswith(".safetensors") for file in files):
         raise CheckpointError(f"{repo} has no model*.safetensors on the hub; use a repository with safetensors weights")
     if revision != remote.commit:
         _write_reference(remote, revision or "main")
     return remote
+
+
+def tensor_bytes(remote: Remote) -> dict[str, int]:
+    """Read every tensor's bytes from the weight files' headers on the hub, their data left where it is."""
+    from huggingface_hub import HfApi
+
+    with _one_line(remote.repo, remote.commit):
+        read = partial(HfApi().parse_safetensors_file_metadata, remote.repo, revision=remote.commit)
+        tensors = [read(file.name).tensors for file in remote.files if file.name.endswith(".safetensors")]
+    return {name: info.data_offsets[1] - info.data_offsets[0] for part in tensors for name, info in part.items()}
 
 
 def download(remote: Remote, files: tuple[File, ...], progress: Progress | None = None) -> Path:
@@ -143,7 +149,11 @@ class _Sink(io.FileIO):
     def __init__(self, path: Path, meter: _Meter) -> None:
         super().__init__(path, "ab")
         self.meter = meter
-        flock(self, LOCK_EX | LOCK_NB)  # two processes must not append to one file
+        try:
+            flock(self, LOCK_EX | LOCK_NB)  # two processes must not append to one file
+        except BlockingIOError:
+            self.close()
+            raise
         meter.add(self.tell())
 
     def write(self, data: Any) -> int:
@@ -159,16 +169,13 @@ class _Sink(io.FileIO):
         return super().truncate(kept)
 
 
-class _Silent:
+class _Silent(nullcontext["_Silent"]):
     """Stands in for the hub's own progress bar, which would draw on the caller's screen."""
 
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-    def __enter__(self) -> "_Silent":
-        return self
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__(self)
 
-    def __exit__(self, *_: Any) -> None: ...
-    def update(self, _: float | None = 1) -> None: ...
-    def close(self) -> None: ...
+    def update(self, _: float) -> None: ...
 
 
 def _fetch(remote: Remote, file: File, meter: _Meter) -> None:
@@ -178,13 +185,15 @@ def _fetch(remote: Remote, file: File, meter: _Meter) -> None:
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     blob = _home(remote.repo) / "blobs" / file.etag
-    partial = blob.with_name(f"{file.etag}.incomplete")
+    piece = blob.with_name(f"{file.etag}.incomplete")
     blob.parent.mkdir(parents=True, exist_ok=True)
     if _size(blob) not in (None, file.size):  # a cut blob goes on as a partial one
-        blob.replace(partial)
-    if not blob.exists():
+        blob.replace(piece)
+    if blob.exists():
+        meter.add(file.size)
+    else:
         url = f"{HfApi().endpoint}/{remote.repo}/resolve/{remote.commit}/{quote(file.name)}"
-        with _Sink(partial, meter) as sink:
+        with _Sink(piece, meter) as sink:
             if sink.tell() > file.size:
                 sink.truncate(sink.seek(0))
             http_get(
@@ -195,8 +204,8 @@ def _fetch(remote: Remote, file: File, meter: _Meter) -> None:
                 expected_size=file.size,
                 tqdm_class=_Silent,
             )
-            _verify(remote, file, partial)
-            partial.replace(blob)
+            _verify(remote, file, piece)
+            piece.replace(blob)
     link = remote.folder / file.name
     link.parent.mkdir(parents=True, exist_ok=True)
     if not link.exists():
@@ -204,14 +213,14 @@ def _fetch(remote: Remote, file: File, meter: _Meter) -> None:
         link.symlink_to(os.path.relpath(blob, link.parent))
 
 
-def _verify(remote: Remote, file: File, partial: Path) -> None:
+def _verify(remote: Remote, file: File, piece: Path) -> None:
     """Compare a large file with its SHA-256, because a resumed one was put together from pieces."""
     if len(file.etag) != 64:
         return
-    with partial.open("rb") as data:
+    with piece.open("rb") as data:
         digest = hashlib.file_digest(data, "sha256").hexdigest()
     if digest != file.etag:
-        partial.unlink()
+        piece.unlink()
         raise ResourceError(f"{remote.repo}: {file.name} arrived damaged (SHA-256 {digest[:12]}…); download it again")
 
 
@@ -234,11 +243,12 @@ def _write_reference(remote: Remote, revision: str) -> None:
 @contextmanager
 def _one_line(repo: str, revision: str | None) -> Iterator[None]:
     """Turn whatever the hub, the network or the disk raise into one line that says what to do."""
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of whichever HTTP library the hub uses
+    from huggingface_hub import errors
 
+    library: type[Exception] = errors.HfHubHTTPError.__mro__[1]  # the HTTP library's own error; which one it is changes
     try:
         yield
-    except (OSError, HTTPError, RuntimeError) as error:
+    except (OSError, library, RuntimeError, errors.SafetensorsParsingError) as error:
         raise _explained(repo, revision, error) from error
 
 

@@ -8,14 +8,19 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from dflash_mlx import fit, hub
+from dflash_mlx.catalogue import Part, PresetStatus, catalogue, pull
 from dflash_mlx.checkpoint import Checkpoint
 from dflash_mlx.errors import CheckpointError
 from dflash_mlx.models import DraftConfig, DraftNet, Target, TargetConfig, build_target, load_draft
-from dflash_mlx.pairing import AS_STORED, Found, Request, fetch, find, needed, request
+from dflash_mlx.models.presets import Preset
+from dflash_mlx.pairing import AS_STORED, Found, fetch, find, needed, request
 from dflash_mlx.text import Tokenizer
 from dflash_mlx.types import Sampling
 
+__all__ = ["Pair", "Part", "PresetStatus", "catalogue", "load", "pull"]
+
 T = TypeVar("T")
+_TIP = "--draft-bits 4 is usually faster"
 _WIDEN_LIMIT = 2_000_000_000  # bytes of bf16 up to which a quantized model is widened on the CPU
 
 
@@ -60,25 +65,24 @@ def load(
     weights on disk until first used and asks for no memory; `widen` lets small quantized weights run dense on a CPU.
     Raises OptionError, CheckpointError, PairError or ResourceError, each one line.
     """
-    asked = request(pair, model, draft, revision, draft_revision, draft_bits, speculate)
+    asked, notices = request(pair, model, draft, revision, draft_revision, draft_bits, speculate)
     found = find(asked)
     if not lazy:
         fit.require_memory(asked.name, needed(found, asked.draft_bits), fit.memory())
     found = fetch(asked.name, found, progress)
-    return _build(asked, found, lazy, widen)
+    return _build(asked, found, list(notices), lazy, widen)
 
 
-def _build(asked: Request, found: Found, lazy: bool, widen: bool) -> Pair:
-    notices = list(asked.notices)
+def _build(asked: Preset, found: Found, notices: list[str], lazy: bool, widen: bool) -> Pair:
     model, tokenizer = _load_target(found.target)
-    if widen and not lazy:
-        _widen(model, found.target, notices)
+    widened = widen and not lazy and _widen(model, found.target, notices)
     config = found.target_config
     net = _load_draft(found, asked.draft_bits, lazy)
-    if net is not None:
+    if net is not None and found.draft_config is not None:
         if widen and not lazy:
             _widen(net, found.draft, notices)
-        notices += _bf16_draft(config, found.draft_config, asked.draft_bits)
+        if config.bits and not (widened or found.draft_config.quantization or asked.draft_bits in (4, 8)):
+            notices.append(f"{asked.draft} runs unquantized beside a {config.bits}-bit target; {_TIP}")
     if not lazy:
         mx.eval(model.parameters(), net.parameters() if net else [])
     return Pair(
@@ -93,7 +97,7 @@ def _build(asked: Request, found: Found, lazy: bool, widen: bool) -> Pair:
         revision=found.target.commit,
         sampling=asked.sampling,
         sampling_plain=asked.sampling_plain,
-        stop_ids=frozenset(config.eos_ids) | frozenset(tokenizer.eos_token_ids),
+        stop_ids=frozenset({*config.eos_ids, *tokenizer.eos_token_ids, tokenizer.eos_token_id}),
         notices=tuple(notices),
     )
 
@@ -123,22 +127,17 @@ def _guarded(name: str, work: Callable[[], T]) -> T:
         raise CheckpointError(f"{name} cannot be loaded: {reason}") from error
 
 
-def _widen(model: nn.Module, part: Checkpoint | None, notices: list[str]) -> None:
+def _widen(model: nn.Module, part: Checkpoint | None, notices: list[str]) -> bool:
     """Turn small quantized weights into dense ones where that is faster: the CPU's quantized matmul is slow in bf16."""
     from mlx_lm.utils import dequantize_model
 
     kinds = (nn.QuantizedLinear, nn.QuantizedEmbedding)
     bits = sorted({module.bits for module in model.modules() if isinstance(module, kinds)})
     if not bits or part is None or mx.default_device() != mx.Device(mx.cpu):
-        return
+        return False
     if part.weight_bytes * 16 / bits[0] > _WIDEN_LIMIT:
-        return
+        return False
     dequantize_model(model)
     stored = " and ".join(f"{each}-bit" for each in bits)
     notices.append(f"{part.name}: {stored} weights run as dense ones, which are faster on this CPU")
-
-
-def _bf16_draft(target: TargetConfig, draft: DraftConfig | None, draft_bits: int | None) -> list[str]:
-    if target.bits is None or draft is None or draft.quantization or draft_bits in (4, 8):
-        return []
-    return [f"{draft.name} runs unquantized beside a {target.bits}-bit target; --draft-bits 4 is usually faster"]
+    return True

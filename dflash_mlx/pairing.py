@@ -9,26 +9,9 @@ from dflash_mlx.checkpoint import Checkpoint
 from dflash_mlx.errors import OptionError, PairError
 from dflash_mlx.models.config import DraftConfig, TargetConfig
 from dflash_mlx.models.presets import FLAGSHIP, TINY, Preset, preset, presets
-from dflash_mlx.types import Sampling
 
 Json = Mapping[str, Any]
 AS_STORED = 16  # the draft_bits that leave a draft as it is, where a preset would quantize it
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the caller asked for, presets resolved: two names, their revisions, and how to load them."""
-
-    name: str
-    model: str
-    draft: str | None
-    revision: str | None = None
-    draft_revision: str | None = None
-    draft_bits: int | None = None
-    sampling: Sampling = Sampling()
-    sampling_plain: Sampling = Sampling()
-    embedded: bool = False
-    notices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,36 +37,25 @@ def request(
     draft_revision: str | None = None,
     draft_bits: int | None = None,
     speculate: bool = True,
-) -> Request:
-    """Resolve names to a Request; raise OptionError for options that contradict each other."""
+) -> tuple[Preset, tuple[str, ...]]:
+    """Resolve names to what is to be loaded, and notices; raise OptionError for options that contradict each other."""
     if draft_bits not in (None, 4, 8, AS_STORED):
         raise OptionError(f"draft_bits must be 4 or 8 (or {AS_STORED}, as stored), not {draft_bits!r}")
     if pair is not None and (model or draft or revision or draft_revision):
         raise OptionError("a pair by name brings its model, draft and revisions; give --pair, or --model with --draft")
     if model is None and (draft or revision or draft_revision):
         raise OptionError("a draft or a revision needs a model beside it (--model)")
+    notices: tuple[str, ...] = ()
     if model is not None:
-        notes = () if draft or not speculate else (f"{model} has no draft beside it: plain decoding{_hint(model)}",)
-        made = Request(model, model, draft, revision, draft_revision, draft_bits, notices=notes)
+        made = Preset(model, model, draft, revision=revision, draft_revision=draft_revision)
+        notices = () if draft or not speculate else (f"{model} has no draft beside it: plain decoding{_hint(model)}",)
+    elif pair is not None:
+        made = preset(pair)
     else:
-        chosen, note = (preset(pair), None) if pair is not None else default_preset()
-        made = _from_preset(chosen, draft_bits, (note,) if note else ())
-    return made if speculate else replace(made, draft=None)
-
-
-def _from_preset(chosen: Preset, draft_bits: int | None, notices: tuple[str, ...]) -> Request:
-    return Request(
-        chosen.name,
-        chosen.model,
-        chosen.draft,
-        chosen.revision,
-        chosen.draft_revision,
-        draft_bits or chosen.draft_bits,
-        chosen.sampling,
-        chosen.sampling_plain,
-        chosen.embedded,
-        notices,
-    )
+        made, why = default_preset()
+        notices = (why,)
+    made = replace(made, draft_bits=draft_bits or made.draft_bits)
+    return made if speculate else replace(made, draft=None), notices
 
 
 def _hint(model: str) -> str:
@@ -94,7 +66,7 @@ def _hint(model: str) -> str:
 def default_preset() -> tuple[Preset, str]:
     """Return the flagship on Apple Silicon with enough memory, else `tiny`, and one line that says why."""
     flagship = preset(FLAGSHIP)
-    wanted = preset_bytes(flagship)
+    wanted = flagship.need_bytes or 0
     if fit.is_apple_silicon() and wanted <= fit.memory().usable:
         return flagship, f"pair: {FLAGSHIP} (the default on this machine)"
     return preset(
@@ -102,13 +74,7 @@ def default_preset() -> tuple[Preset, str]:
     ), f"pair: {TINY} (the default here; {FLAGSHIP} needs Apple Silicon and {fit.gb(wanted)} of memory)"
 
 
-def preset_bytes(chosen: Preset) -> int:
-    """Estimate a preset's memory from its stated sizes, in bytes, a tenth more for its state; 0 where unknown."""
-    draft = fit.quantized(chosen.draft_bytes or 0, chosen.draft_bits)
-    return int(((chosen.model_bytes or 0) + draft) * 1.1)
-
-
-def find(asked: Request) -> Found:
+def find(asked: Preset) -> Found:
     """Locate both checkpoints and check from config.json alone that they are a supported pair."""
     target = checkpoint.find(asked.model, asked.revision, draft=False, embedded=asked.embedded)
     target_config = TargetConfig.from_json(target.config, target.name)
@@ -122,10 +88,11 @@ def find(asked: Request) -> Found:
 
 def needed(found: Found, draft_bits: int | None) -> fit.Need:
     """Sum the memory a pair needs."""
-    draft = found.draft.weight_bytes if found.draft else 0
-    stored = found.draft_config is None or found.draft_config.quantization or draft_bits in (None, AS_STORED)
-    draft = draft if stored else fit.quantized(draft, draft_bits)
-    return fit.need(found.target.weight_bytes, draft, found.target.config, found.draft.config if found.draft else None)
+    if found.draft is None or found.draft_config is None:
+        return fit.need(found.target.weight_bytes, 0, found.target.config, None)
+    stored = found.draft_config.quantization or draft_bits in (None, AS_STORED)
+    draft = fit.quantized(found.draft.weight_bytes, None if stored else draft_bits)
+    return fit.need(found.target.weight_bytes, draft, found.target.config, found.draft.config)
 
 
 def fetch(name: str, found: Found, progress: hub.Progress | None = None) -> Found:

@@ -18,20 +18,22 @@ FLAGSHIP, TINY = "flagship", "tiny"
 class Preset:
     """A named pair: hub ids (or package folders when `embedded`), pinned commits, bytes of weights, sampling defaults.
 
-    A revision of None follows the default branch; sizes are None where unknown; `draft_bits` is applied at load.
+    A revision of None follows the default branch; sizes are None where unknown; `draft_bits` is applied at load. A
+    model given without a name becomes one too, its draft None for plain decoding.
     """
 
     name: str
-    summary: str
     model: str
-    draft: str
-    sampling: Sampling
-    sampling_plain: Sampling
+    draft: str | None
+    summary: str = ""
+    sampling: Sampling = Sampling()
+    sampling_plain: Sampling = Sampling()
     revision: str | None = None
     draft_revision: str | None = None
     draft_bits: int | None = None
     model_bytes: int | None = None
     draft_bytes: int | None = None
+    need_bytes: int | None = None
     embedded: bool = False
 
 
