@@ -57,7 +57,9 @@ def generate(
     screen.draw(engine.stream(question, **settings), answer)
     if answer.finish_reason == "length":
         spent = len(answer.tokens) >= decoding.max_tokens
-        screen.note(f"cut off after {len(answer.tokens)} tokens, {'see --max-tokens' if spent else 'the context is full'}")
+        screen.note(
+            f"cut off after {len(answer.tokens)} tokens, {'see --max-tokens' if spent else 'the context is full'}"
+        )
     if stats and answer.stats:
         screen.line(stats_line(answer.stats, answer.finish_reason))
 

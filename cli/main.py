@@ -14,21 +14,22 @@ def main(args: Sequence[str] | None = None, engine: object = None) -> int:
 
     `engine` is a function that returns the engine to use instead of dflash_mlx.api.
     """
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # a process may be started without one
     try:
-        return _run(sys.argv[1:] if args is None else args, engine)
+        code = _run(sys.argv[1:] if args is None else args, engine)
+        sys.stdout.flush()
     except KeyboardInterrupt:
-        return INTERRUPTED
-    except OptionError as error:
-        return _refuse(error, USAGE)
-    except DFlashError as error:
-        return _refuse(error, FAILED)
+        code = INTERRUPTED
     except BrokenPipeError:
-        _drop_stdout()
-        return DONE  # the reader has seen enough; nothing failed
+        code = DONE  # the reader has seen enough; nothing failed
+    except OptionError as error:
+        code = _refuse(error, USAGE)
     except UnicodeDecodeError:
-        return _refuse("what came through the pipe is not UTF-8 text", FAILED)
-    except OSError as error:
-        return _refuse(error, FAILED)
+        code = _refuse("what came through the pipe is not UTF-8 text", FAILED)
+    except (DFlashError, OSError) as error:
+        code = _refuse(error, FAILED)
+    _let_go_of_stdout()
+    return code
 
 
 def _run(args: Sequence[str], engine: object) -> int:
@@ -47,15 +48,12 @@ def _run(args: Sequence[str], engine: object) -> int:
             "dflash-mlx", list(args) or ["--help"], obj=engine or load_engine
         ) as context:
             context.command.invoke(context)
-        code = DONE
+        return DONE
     except Exit as ending:
-        code = ending.exit_code
+        return ending.exit_code
     except UsageError as error:
         asked = error.ctx.command_path if error.ctx else "dflash-mlx"
         return _refuse(f"{error.format_message()} (see {asked} --help)", USAGE)
-    if sys.stdout:
-        sys.stdout.flush()
-    return code
 
 
 def _refuse(reason: object, code: int) -> int:
@@ -64,8 +62,11 @@ def _refuse(reason: object, code: int) -> int:
     return code
 
 
-def _drop_stdout() -> None:
-    """Point stdout at nothing, since Python flushes it once more on its way out."""
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, sys.stdout.fileno())
-    os.close(nothing)
+def _let_go_of_stdout() -> None:
+    """Point a stdout that cannot be written at nothing, since Python flushes it once more on its way out."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, sys.stdout.fileno())
+        os.close(nothing)

@@ -87,9 +87,9 @@ class Screen:
         self._kind_is(kind)
         text = _CONTROL.sub("", text) if self.live else text
         stream = self.out if kind == "answer" or self.live else self.err
+        self._ends_line = text.endswith("\n") if text else self._ends_line  # first, as an interrupt may fall in between
         stream.write(text)
         stream.flush()
-        self._ends_line = text.endswith("\n") if text else self._ends_line
 
     def _kind_is(self, kind: str | None) -> None:
         """Set reasoning apart: dim where colours are welcome, between marks on a plain terminal, else on stderr."""

@@ -19,7 +19,9 @@ def stats(**changed):
 class FakeEngine:
     """Plays enqueued answers; a part is a text, a ("reasoning", text), a notice as Cycle, or an error to raise."""
 
-    def __init__(self, *answers, plan=("dflash2", 8, None), notices=(), checks=(), refuse=None, pause=0.0, finish="stop"):
+    def __init__(
+        self, *answers, plan=("dflash2", 8, None), notices=(), checks=(), refuse=None, pause=0.0, finish="stop"
+    ):
         self.answers, self.plan_, self.checks, self.refuse = list(answers), plan, list(checks), refuse
         self.pause, self.finish = pause, finish
         self.asked = []
@@ -54,7 +56,7 @@ class FakeEngine:
                     raise part
                 yield self._chunk(part, at)
             count = sum(isinstance(part, (str, tuple)) for part in parts)
-            seed = options["sampling"].seed
+            seed = options.get("sampling", Sampling()).seed
             yield Chunk("", finish_reason=self.finish, stats=stats(completion_tokens=count, seed=seed))
         finally:
             self.closed += 1
@@ -90,6 +92,7 @@ class Echo(FakeEngine):
 
 class SlowLoad(FakeEngine):
     def load(self, pair=None, **options):
+        print("loading", file=sys.stderr, flush=True)
         time.sleep(60)
 
 

@@ -53,7 +53,11 @@ def test_reasoning_goes_back_as_its_own_field(transcript):
 def test_several_lines_between_triple_quotes_are_one_message(transcript):
     engine = FakeEngine(["1"], ["2"], ["3"])
     transcript(["chat"], engine, stdin='"""\ndef f():\n    return 1\n"""\n"""one line"""\n"""never\nclosed')
-    assert [asked["prompt"][-1]["content"] for asked in engine.asked] == ["def f():\n    return 1", "one line", "never\nclosed"]
+    assert [asked["prompt"][-1]["content"] for asked in engine.asked] == [
+        "def f():\n    return 1",
+        "one line",
+        "never\nclosed",
+    ]
 
 
 def test_help_lists_every_command_and_key(transcript):

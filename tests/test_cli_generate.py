@@ -40,7 +40,9 @@ class TestStreams:
 
     def test_notices_come_once_and_between_lines(self, transcript):
         parked = Cycle((1,), (2,), 0, 0.1, notice="draft parked")
-        engine = FakeEngine(["half", parked, " line", parked], plan=("dflash2", 5, "block 8 lowered"), notices=("loaded",))
+        engine = FakeEngine(
+            ["half", parked, " line", parked], plan=("dflash2", 5, "block 8 lowered"), notices=("loaded",)
+        )
         assert transcript(["generate", "hi"], engine) == (
             0, "half\n line\n", "note: loaded\nnote: block 8 lowered\nnote: draft parked\n",
         )  # fmt: skip
@@ -78,19 +80,26 @@ class TestReasoning:
         assert out == "[reasoning]\nlet me see\n[answer]\nYes.\n"
 
     def test_colour_ends_with_an_unfinished_reasoning(self, transcript):
-        code, out, _ = transcript(["generate", "hi"], FakeEngine([("reasoning", "hm"), KeyboardInterrupt()]), out_tty=True)
+        code, out, _ = transcript(
+            ["generate", "hi"], FakeEngine([("reasoning", "hm"), KeyboardInterrupt()]), out_tty=True
+        )
         assert (code, out) == (130, "\x1b[2mhm\x1b[0m\n")
 
     def test_the_level_reaches_the_engine_and_chooses_the_sampling(self, transcript):
         engine = FakeEngine(ANSWER, ANSWER)
         transcript(["generate", "hi", "--reasoning", "off"], engine)
         transcript(["generate", "hi", "--reasoning", "low"], engine)
-        assert [(asked["reasoning"], asked["sampling"].temperature) for asked in engine.asked] == [("off", 0.3), ("low", 0.7)]
+        assert [(asked["reasoning"], asked["sampling"].temperature) for asked in engine.asked] == [
+            ("off", 0.3),
+            ("low", 0.7),
+        ]
 
 
 class TestJson:
     def test_one_object_with_every_key(self, transcript):
-        code, out, err = transcript(["generate", "hi", "--json", "--seed", "3"], FakeEngine([("reasoning", "hm"), "Hé"]))
+        code, out, err = transcript(
+            ["generate", "hi", "--json", "--seed", "3"], FakeEngine([("reasoning", "hm"), "Hé"])
+        )
         assert (code, err, out.count("\n")) == (0, "", 1)
         assert "é" in out
         assert json.loads(out) == {
@@ -222,7 +231,11 @@ class TestRefusals:
         assert err == f"dflash-mlx: {' '.join(str(error).split())}\n"
 
     def test_a_refused_prompt(self, transcript):
-        assert transcript(["generate", "hi"], FakeEngine([PromptError("too long")])) == (1, "", "dflash-mlx: too long\n")
+        assert transcript(["generate", "hi"], FakeEngine([PromptError("too long")])) == (
+            1,
+            "",
+            "dflash-mlx: too long\n",
+        )
 
     def test_a_missing_file(self, transcript, tmp_path):
         code, _, err = transcript(["generate", "hi", "--file", str(tmp_path / "no")], FakeEngine())

@@ -77,7 +77,10 @@ class TestBench:
 
     def test_json(self, transcript):
         out = transcript(["bench", "one", "--repeats", "1", "--json"], FakeEngine(*[["a", "b"]] * 6))[1]
-        assert [(row["temperature"], row["ratio"], row["equal"]) for row in json.loads(out)] == [(0.0, 1.0, True), (0.7, 1.0, None)]
+        assert [(row["temperature"], row["ratio"], row["equal"]) for row in json.loads(out)] == [
+            (0.0, 1.0, True),
+            (0.7, 1.0, None),
+        ]
 
 
 class TestShared:
