@@ -1,6 +1,6 @@
 """The command tree."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,7 +15,7 @@ from dflash_mlx.cli.options import grouped
 from dflash_mlx.cli.pull import pull
 
 # Typer carries a click of its own or uses the installed one, depending on its version; this name is in both.
-UsageError = typer.BadParameter.__bases__[0]
+UsageError: Any = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 for command in (generate, chat, bench, check, doctor, models, pull):

@@ -1,7 +1,6 @@
 """bench: what speculative decoding brings on this machine."""
 
 import json as jsonlib
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from statistics import geometric_mean
@@ -50,10 +49,10 @@ def bench(
     if json:
         print(jsonlib.dumps([asdict(one) | {"ratio": one.ratio} for one in found], ensure_ascii=False))
     else:
-        print(report(found))
+        print(report(found, screen.width))
 
 
-def report(results: "Sequence[Result]") -> str:
+def report(results: "Sequence[Result]", width: int) -> str:
     """Return all results as a table, with a line that says which way is faster at each temperature."""
     head = ("temperature", "plain tokens/s", "speculative", "ratio", "tau", "prompt")
     rows = [
@@ -67,7 +66,7 @@ def report(results: "Sequence[Result]") -> str:
         )
         for r in results
     ]
-    lines = [table([head, *rows], shutil.get_terminal_size().columns)]
+    lines = [table([head, *rows], width)]
     for temperature in dict.fromkeys(r.temperature for r in results):
         mean = geometric_mean(r.ratio for r in results if r.temperature == temperature)
         which = "speculative is faster" if mean > 1 else "plain is faster"

@@ -38,25 +38,30 @@ def check(
         raise OptionError(
             "there is nothing to compare: this would be plain decoding (give a draft and a block above 1)"
         )
-    found = []
-    for prompt in prompts or PROMPTS:
-        found += engine.check([prompt], pair=loaded, **settings)
+    asked, found = prompts or PROMPTS, []
+    for prompt, one in zip(asked, engine.check(asked, pair=loaded, **settings), strict=True):
+        found.append({"prompt": prompt, "ok": one.ok, **asdict(one)})
         if not json:
-            print(verdict(found[-1], loaded.tokenizer), flush=True)
-    wrong = sum(not (one.equal or one.tie) for one in found)
+            print(verdict(prompt, one, loaded.tokenizer), flush=True)
+    wrong = sum(not one["ok"] for one in found)
     if json:
-        print(jsonlib.dumps({"lossless": not wrong, "checks": [asdict(one) for one in found]}, ensure_ascii=False))
+        print(jsonlib.dumps({"lossless": not wrong, "checks": found}, ensure_ascii=False))
     else:
         print(f"{len(found) - wrong} of {len(found)} lossless")
     if wrong:
         raise typer.Exit(1)
 
 
-def verdict(one: Any, tokenizer: Any) -> str:
+def verdict(prompt: str, one: Any, tokenizer: Any) -> str:
     """Return one prompt's outcome in a line, a difference with both ids, their texts and the margin in logits."""
-    prompt = one.prompt if len(one.prompt) <= 48 else one.prompt[:47] + "…"
-    if one.equal:
-        return f"equal   {prompt}"
-    plain, fast = (f"{token} {tokenizer.decode([token], special=True)!r}" for token in (one.plain_id, one.spec_id))
-    where = f"at token {one.position}: plain {plain}, speculative {fast}, margin {one.margin:.4g}"
-    return f"{'tie    ' if one.tie else 'DIFFERS'} {prompt} {where}"
+    name = " ".join(prompt.split())
+    name = name if len(name) <= 48 else name[:47] + "…"
+    if one.position is None:
+        return f"equal    {one.compared} tokens  {name}"
+    where = f"{'tie' if one.tie else 'DIFFERS'}  at token {one.position}  {name}: "
+    if one.plain_id is None:
+        return where + "one of the two ends here"
+    plain, fast = (
+        f"{token} {tokenizer.decode([token], special=True)!r}" for token in (one.plain_id, one.speculative_id)
+    )
+    return f"{where}plain {plain}, speculative {fast}, margin {one.margin:.4g}"

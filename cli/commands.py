@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dflash_mlx.cli.engine import Engine
+from dflash_mlx.cli.engine import Engine, Plan
 from dflash_mlx.cli.render import Screen, banner, stats_line
-from dflash_mlx.types import Finish, Message, Mode, Stats
+from dflash_mlx.types import Finish, Message, Stats
 
 KEYS = {
     '"""': "begin and end a message of several lines (pasted lines stay together by themselves)",
@@ -23,7 +23,7 @@ class Session:
     engine: Engine
     screen: Screen
     pair: Any
-    plan: tuple[Mode, int, str | None]
+    plan: Plan
     settings: dict[str, Any]
     messages: list[Message] = field(default_factory=list)
     turns: list[tuple[Stats, Finish | None]] = field(default_factory=list)

@@ -1,5 +1,6 @@
 """The script's entry: every ending becomes an exit code and at most one line on stderr."""
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ def main(args: Sequence[str] | None = None, engine: object = None) -> int:
 
     `engine` is a function that returns the engine to use instead of dflash_mlx.api.
     """
-    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # a process may be started without one
+    sys.stdout = sys.stdout or io.StringIO()  # a process may be started without one
     try:
         code = _run(sys.argv[1:] if args is None else args, engine)
         sys.stdout.flush()

@@ -1,9 +1,8 @@
 """models: the pairs known by name, what is on this machine, and what fits."""
 
-import shutil
 from typing import TYPE_CHECKING
 
-from dflash_mlx.cli.render import size, table
+from dflash_mlx.cli.render import Screen, size, table
 
 if TYPE_CHECKING:
     from dflash_mlx.models.presets import Preset
@@ -18,10 +17,11 @@ def models() -> None:
     rows = [("pair", "here", "download", "memory", "fits", "what it is")]
     for preset in presets().values():
         needed = pairing.preset_bytes(preset)
-        known = bool(preset.model_bytes and preset.draft_bytes) or preset.embedded
-        fits = ("yes" if needed <= usable else "no") if known else "unknown"
-        rows.append((preset.name, here(preset), download(preset), size(needed) if known else "", fits, preset.summary))
-    print(table(rows, shutil.get_terminal_size().columns))
+        known = bool(preset.model_bytes and preset.draft_bytes)
+        fits = ("yes" if needed <= usable else "no") if known else "yes" if preset.embedded else "unknown"
+        memory = size(needed) if known else ""
+        rows.append((preset.name, here(preset), download(preset), memory, fits, preset.summary))
+    print(table(rows, Screen.standard().width))
     print(f"\n{size(usable)} of memory can be used here ({fit.memory().rule}); a dash means that a size is not known")
 
 

@@ -15,7 +15,7 @@ from dflash_mlx.types import Options, Sampling
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Let Typer see each field of a command's dataclass parameters as an option of its own."""
     hints = get_type_hints(command, include_extras=True)
-    groups = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
     shown: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
         if name not in groups:
@@ -87,7 +87,7 @@ class DecodingOptions:
 
     def settings(self) -> dict[str, Any]:
         """Return the options as arguments of `generate`; raise OptionError for a value out of range."""
-        named = {
+        named: dict[str, Any] = {
             "max_tokens": self.max_tokens,
             "block_size": self.block_size,
             "block_cap": not self.no_block_cap,

@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from dflash_mlx.types import Chunk, Finish, Mode, Stats
+from dflash_mlx.cli.engine import Plan
+from dflash_mlx.types import Chunk, Finish, Stats
 
 # A model may emit escape codes; on a terminal they would move the cursor or worse.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+LEAST_COLUMN = 24  # characters that the last column of a table keeps at least
 DIM, RESET = "\x1b[2m", "\x1b[0m"
 
 
@@ -51,6 +53,11 @@ class Screen:
         self._kind: str | None = None
         self._ends_line = True
         self._noted: set[str] = set()
+
+    @property
+    def width(self) -> int:
+        """Columns of the terminal; a pipe takes lines of any length."""
+        return shutil.get_terminal_size().columns if self.live else 10_000
 
     @classmethod
     def standard(cls) -> "Screen":
@@ -146,12 +153,12 @@ class Progress:
             self.err.flush()
 
 
-def banner(pair: Any, plan: tuple[Mode, int, str | None]) -> str:
+def banner(pair: Any, plan: Plan) -> str:
     """Return the start-up line: the pair, and how it will run."""
     mode, block_size, _ = plan
     names = " + ".join(name for name in (pair.model_id, pair.draft_id if mode != "plain" else None) if name)
     how = "plain decoding" if mode == "plain" else f"{mode}, block {block_size}"
-    return f"{pair.name}: {names} · {how}"
+    return f"{names} · {how}" if pair.name == pair.model_id else f"{pair.name}: {names} · {how}"
 
 
 def stats_line(stats: Stats, finish: Finish | None) -> str:
@@ -174,10 +181,12 @@ def size(count: int) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], width: int) -> str:
-    """Return rows in columns; where `width` is too narrow for them, each row's cells below each other."""
+    """Return rows in columns, the last one cut to `width`; where even that is too narrow, cells below each other."""
     spans = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    if sum(spans) + 2 * (len(spans) - 1) <= width:
-        return "\n".join("  ".join(map(str.ljust, row, spans)).rstrip() for row in rows)
+    room = width - sum(spans[:-1]) - 2 * len(spans[:-1])
+    if room >= min(spans[-1], LEAST_COLUMN):
+        cut = [[*row[:-1], row[-1] if len(row[-1]) <= room else row[-1][: room - 1] + "…"] for row in rows]
+        return "\n".join("  ".join(map(str.ljust, row, spans)).rstrip() for row in cut)
     head, *body = rows
     label = max(map(len, head))
     blocks = [[f"{name.ljust(label)}  {cell}" for name, cell in zip(head, row, strict=True) if cell] for row in body]

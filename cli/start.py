@@ -3,12 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dflash_mlx.cli.engine import Engine
+from dflash_mlx.cli.engine import Engine, Plan
 from dflash_mlx.cli.options import PairOptions
 from dflash_mlx.cli.render import Progress, Screen, banner
-from dflash_mlx.types import Mode, Sampling
-
-Plan = tuple[Mode, int, str | None]
+from dflash_mlx.types import Sampling
 
 
 def open_pair(

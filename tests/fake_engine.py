@@ -76,7 +76,7 @@ class FakeEngine:
 
     def check(self, prompts, **options):
         self.asked.append({"prompts": prompts, **options})
-        return [self.checks.pop(0) for _ in prompts]
+        yield from (self.checks.pop(0) for _ in prompts)
 
 
 def endless():

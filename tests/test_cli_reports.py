@@ -1,51 +1,39 @@
 """`check`, `bench`, and what all commands share: version, help, exit codes."""
 
 import json
-from dataclasses import dataclass
 
 import pytest
 from fake_engine import FakeEngine
 
 from dflash_mlx import __version__
 from dflash_mlx.cli.render import size, table
+from dflash_mlx.lossless import Check
 
-
-@dataclass
-class Check:
-    prompt: str
-    equal: bool
-    position: int | None = None
-    plain_id: int | None = None
-    spec_id: int | None = None
-    margin: float | None = None
-    tie: bool = False
-
-
-SAME = Check("a prompt", True)
-TIE = Check("b prompt", False, 30, 11, 12, 0.03125, True)
-WRONG = Check("c " + "long " * 20, False, 4, 11, 12, 1.5, False)
+SAME = Check(9, 128)
+TIE = Check(9, 128, 30, 11, 12, 0.03125, True)
+WRONG = Check(9, 128, 4, 11, 12, 1.5)
+SHORT = Check(9, 20, 20)
 BANNER = "fake: fake/target + fake/draft · dflash2, block 8\n"
 
 
 class TestCheck:
     def test_equal_and_tied_prompts_are_lossless(self, transcript):
         engine = FakeEngine(checks=[SAME, TIE])
-        assert transcript(["check", "a prompt", "b prompt", "--block-size", "4"], engine) == (
+        assert transcript(["check", "one\nprompt", "b", "--block-size", "4"], engine) == (
             0,
-            "equal   a prompt\n"
-            "tie     b prompt at token 30: plain 11 '<11>', speculative 12 '<12>', margin 0.03125\n"
+            "equal    128 tokens  one prompt\n"
+            "tie  at token 30  b: plain 11 '<11>', speculative 12 '<12>', margin 0.03125\n"
             "2 of 2 lossless\n",
             BANNER,
-        )  # fmt: skip
-        assert [(asked["prompts"], asked["block_size"], asked["max_tokens"]) for asked in engine.asked] == [
-            (["a prompt"], 4, 128), (["b prompt"], 4, 128),
-        ]  # fmt: skip
+        )
+        asked = engine.asked[0]
+        assert (asked["prompts"], asked["block_size"], asked["max_tokens"]) == (["one\nprompt", "b"], 4, 128)
 
     def test_a_difference_that_is_no_tie_fails(self, transcript):
-        code, out, _ = transcript(["check", "a", "c"], FakeEngine(checks=[SAME, WRONG]))
+        code, out, _ = transcript(["check", "a", "long " * 20, "c"], FakeEngine(checks=[SAME, WRONG, SHORT]))
         assert code == 1
-        assert "\nDIFFERS c long" in out and "… at token 4:" in out
-        assert out.endswith("1 of 2 lossless\n")
+        assert "\nDIFFERS  at token 4  long long" in out and "…: plain 11" in out
+        assert out.endswith("DIFFERS  at token 20  c: one of the two ends here\n1 of 3 lossless\n")
 
     def test_built_in_prompts(self, transcript):
         engine = FakeEngine(checks=[SAME] * 5)
@@ -54,7 +42,7 @@ class TestCheck:
     def test_json(self, transcript):
         code, out, _ = transcript(["check", "a", "b", "--json"], FakeEngine(checks=[SAME, WRONG]))
         found = json.loads(out)
-        assert (code, found["lossless"], found["checks"][1]["spec_id"]) == (1, False, 12)
+        assert (code, found["lossless"], found["checks"][1]["speculative_id"]) == (1, False, 12)
 
     @pytest.mark.parametrize("command", ["check", "bench"])
     def test_plain_decoding_has_nothing_to_compare(self, transcript, command):
@@ -103,6 +91,10 @@ class TestTables:
 
     def test_columns_line_up(self):
         assert table(self.ROWS, 80) == "name            size\nlong name here  1 GB\nx"
+
+    def test_the_last_column_is_cut_to_the_terminal(self):
+        lines = table([("a", "prompt"), ("b", "word " * 10)], 30).splitlines()
+        assert lines == ["a  prompt", "b  " + ("word " * 10)[:26] + "…"]
 
     def test_a_narrow_terminal_gets_cells_below_each_other(self):
         assert table(self.ROWS, 19) == "name  long name here\nsize  1 GB\n\nname  x"
