@@ -15,7 +15,7 @@ from dflash_mlx.sampling import Sampler
 from dflash_mlx.text import Piece, TextStream
 from dflash_mlx.types import Chunk, Completion, Cycle, Finish, Mode, Options, Prompt, Sampling, Stats
 
-__all__ = ["Check", "Pair", "check", "generate", "load", "stream"]
+__all__ = ["Check", "Pair", "check", "generate", "load", "plan", "stream"]
 
 
 class Settings(TypedDict, total=False):
