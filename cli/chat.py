@@ -9,7 +9,7 @@ import typer
 from dflash_mlx.cli import commands
 from dflash_mlx.cli.commands import Session
 from dflash_mlx.cli.options import DecodingOptions, NoDraft, PairOptions, SamplingOptions, ShowStats, TextOptions
-from dflash_mlx.cli.render import Answer, Screen, stats_line
+from dflash_mlx.cli.render import Answer, Screen
 from dflash_mlx.cli.start import open_pair, sampling_for
 from dflash_mlx.errors import DFlashError
 from dflash_mlx.types import Sampling
@@ -35,17 +35,20 @@ def chat(
     settings |= {"pair": loaded, "sampling": sampling.over(sampling_for(loaded, text.reasoning))}
     session = Session(engine, screen, loaded, plan, settings)
     reader = Reader(screen)
+    if reader.interactive:
+        screen.line("/help lists the commands, Ctrl-C ends an answer, Ctrl-D leaves")
     for message in reader.messages():
         if not commands.run(session, message):
-            answer(session, message, strict=not reader.interactive)
-            if stats and session.turns:
-                screen.line(stats_line(*session.turns[-1]))
+            got = answer(session, message, strict=not reader.interactive)
+            screen.report(got, decoding.max_tokens, stats)
         if not session.open:
             return
 
 
-def answer(session: Session, message: str, *, strict: bool) -> None:
-    """Answer one message; Ctrl-C ends only the answer, and a refused message leaves the conversation as it was.
+def answer(session: Session, message: str, *, strict: bool) -> Answer:
+    """Answer one message and return what came of it.
+
+    Ctrl-C ends only the answer, and a refused message leaves the conversation as it was.
 
     `strict` lets a refusal end the chat, for input that no one can correct.
     """
@@ -68,6 +71,7 @@ def answer(session: Session, message: str, *, strict: bool) -> None:
         session.messages = [*asked, {"role": "assistant", "content": got.text, **thoughts}]
     if got.stats:
         session.turns.append((got.stats, got.finish_reason))
+    return got
 
 
 class Reader:

@@ -10,8 +10,8 @@ from dflash_mlx.cli.render import Screen, banner, stats_line
 from dflash_mlx.types import Finish, Message, Stats
 
 KEYS = {
-    '"""': "begin and end a message of several lines (pasted lines stay together by themselves)",
-    "Ctrl-C": "end the answer, not the chat",
+    '"""': "begin and end a message of several lines",
+    "Ctrl-C": "end the answer only",
     "Ctrl-D": "leave",
 }
 
@@ -38,13 +38,13 @@ def _help(session: Session) -> None:
 
 
 def _reset(session: Session) -> None:
-    """Forget what was said; the system message stays."""
+    """Forget what was said, but not the system message."""
     session.messages.clear()
     session.screen.line("the conversation is empty again")
 
 
 def _stats(session: Session) -> None:
-    """Show how the last answer and the whole chat ran."""
+    """Show how the answers ran."""
     session.screen.line(banner(session.pair, session.plan))
     if not session.turns:
         session.screen.line("no answer yet")

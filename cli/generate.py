@@ -19,7 +19,7 @@ from dflash_mlx.cli.options import (
     ShowStats,
     TextOptions,
 )
-from dflash_mlx.cli.render import Answer, Screen, stats_line
+from dflash_mlx.cli.render import Answer, Screen
 from dflash_mlx.cli.start import open_pair, sampling_for
 from dflash_mlx.errors import OptionError, PromptError
 from dflash_mlx.types import Completion, Sampling
@@ -55,13 +55,7 @@ def generate(
         return
     answer = Answer()
     screen.draw(engine.stream(question, **settings), answer)
-    if answer.finish_reason == "length":
-        spent = len(answer.tokens) >= decoding.max_tokens
-        screen.note(
-            f"cut off after {len(answer.tokens)} tokens, {'see --max-tokens' if spent else 'the context is full'}"
-        )
-    if stats and answer.stats:
-        screen.line(stats_line(answer.stats, answer.finish_reason))
+    screen.report(answer, decoding.max_tokens, stats)
 
 
 def read_prompt(prompt: str | None, files: Sequence[Path]) -> str:

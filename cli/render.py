@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TextIO
 
 from dflash_mlx.cli.engine import Plan
@@ -88,6 +89,15 @@ class Screen:
         for notice in answer.stats.notices if answer.stats else ():
             self.note(notice)
 
+    def report(self, answer: Answer, max_tokens: int, figures: bool) -> None:
+        """Say after an answer why it was cut off, if it was, and its figures if they are wanted."""
+        count = len(answer.tokens)
+        if answer.finish_reason == "length":
+            why = "see --max-tokens" if count >= max_tokens else "the context is full"
+            self.line(f"note: cut off after {count} tokens, {why}")
+        if figures and answer.stats:
+            self.line(stats_line(answer.stats, answer.finish_reason))
+
     def _text(self, text: str, kind: str) -> None:
         if not text:
             return
@@ -156,7 +166,8 @@ class Progress:
 def banner(pair: Any, plan: Plan) -> str:
     """Return the start-up line: the pair, and how it will run."""
     mode, block_size, _ = plan
-    names = " + ".join(name for name in (pair.model_id, pair.draft_id if mode != "plain" else None) if name)
+    used = [pair.model_id, *([pair.draft_id] if mode != "plain" else [])]
+    names = " + ".join(Path(name).name if Path(name).expanduser().is_dir() else name for name in used)
     how = "plain decoding" if mode == "plain" else f"{mode}, block {block_size}"
     return f"{names} · {how}" if pair.name == pair.model_id else f"{pair.name}: {names} · {how}"
 

@@ -10,6 +10,9 @@ USER = lambda text: {"role": "user", "content": text}  # noqa: E731
 SAID = lambda text, **more: {"role": "assistant", "content": text, **more}  # noqa: E731
 
 
+HINT = "/help lists the commands, Ctrl-C ends an answer, Ctrl-D leaves\n"
+
+
 class Keyboard(Terminal):
     """A terminal that also plays interrupts: a line of `^C` is one."""
 
@@ -36,12 +39,12 @@ def test_the_same_at_a_keyboard(transcript):
     engine = FakeEngine(["Hello."])
     code, out, err = transcript(["chat"], engine, stdin=Keyboard("hi\n"), out_tty=True, err_tty=True)
     assert (code, out) == (0, "> Hello.\n> ")
-    assert err == "\r\x1b[Kloading …\r\x1b[Kfake: fake/target + fake/draft · dflash2, block 8\n\n"
+    assert err == "\r\x1b[Kloading …\r\x1b[Kfake: fake/target + fake/draft · dflash2, block 8\n" + HINT + "\n"
 
 
 def test_prompts_stay_out_of_a_redirected_answer(transcript):
     code, out, err = transcript(["chat"], FakeEngine(["Hello."]), stdin=Keyboard("hi\n"))
-    assert (code, out, err) == (0, "Hello.\n", "> > \n")
+    assert (code, out, err) == (0, "Hello.\n", f"{HINT}> > \n")
 
 
 def test_reasoning_goes_back_as_its_own_field(transcript):
@@ -63,11 +66,11 @@ def test_several_lines_between_triple_quotes_are_one_message(transcript):
 def test_help_lists_every_command_and_key(transcript):
     assert transcript(["chat"], FakeEngine(), stdin="/help\n")[2] == (
         "/help    show this list\n"
-        "/reset   forget what was said; the system message stays\n"
-        "/stats   show how the last answer and the whole chat ran\n"
+        "/reset   forget what was said, but not the system message\n"
+        "/stats   show how the answers ran\n"
         "/exit    leave\n"
-        '"""      begin and end a message of several lines (pasted lines stay together by themselves)\n'
-        "Ctrl-C   end the answer, not the chat\n"
+        '"""      begin and end a message of several lines\n'
+        "Ctrl-C   end the answer only\n"
         "Ctrl-D   leave\n"
     )
 
@@ -146,3 +149,9 @@ class TestRefusals:
 def test_stats_after_every_answer(transcript):
     err = transcript(["chat", "--stats"], FakeEngine(["1"], ["2"]), stdin="a\nb\n")[2]
     assert err.count("tokens/s") == 2
+
+
+def test_every_answer_that_was_cut_off_says_so(transcript):
+    engine = FakeEngine(["1"], ["2"], finish="length")
+    err = transcript(["chat", "--max-tokens", "1"], engine, stdin="a\nb\n")[2]
+    assert err == "note: cut off after 1 tokens, see --max-tokens\n" * 2
