@@ -49,7 +49,6 @@ def answer(session: Session, message: str, *, strict: bool) -> Answer:
     """Answer one message and return what came of it.
 
     Ctrl-C ends only the answer, and a refused message leaves the conversation as it was.
-
     `strict` lets a refusal end the chat, for input that no one can correct.
     """
     asked, got = [*session.messages, {"role": "user", "content": message}], Answer()

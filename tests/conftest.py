@@ -15,7 +15,10 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def transcript(monkeypatch):
-    """Run a command line in this process on a fake engine: (exit code, stdout, stderr); the streams may be terminals."""
+    """Run a command line in this process and return (exit code, stdout, stderr); each stream may be a terminal."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
 
     def run(args, engine=None, stdin="", out_tty=False, err_tty=False):
         from dflash_mlx.cli.main import main
@@ -32,11 +35,3 @@ def transcript(monkeypatch):
         return code, streams["stdout"].getvalue(), streams["stderr"].getvalue()
 
     return run
-
-
-@pytest.fixture(autouse=True)
-def plain_environment(monkeypatch):
-    """Keep the developer's terminal settings out of what is drawn."""
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "120")

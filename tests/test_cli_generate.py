@@ -30,8 +30,8 @@ class TestStreams:
         assert (code, out) == (0, PLAIN)
         assert err == (
             "fake: fake/target + fake/draft · dflash2, block 8\n"
-            "3 tokens in 0.50 s (4.0 tokens/s) · prompt 5 in 0.25 s · tau 1.50 in 2 cycles · dflash2, block 8 · seed 7 · "
-            "peak 1.5 GB · ended by stop\n"
+            "3 tokens in 0.50 s (4.0 tokens/s) · prompt 5 in 0.25 s · tau 1.50 in 2 cycles · dflash2, block 8 · "
+            "seed 7 · peak 1.5 GB · ended by stop\n"
         )
 
     def test_plain_decoding_names_no_draft(self, transcript):
@@ -166,19 +166,21 @@ class TestOptions:
     def test_every_option_reaches_the_engine(self, transcript):
         engine = FakeEngine(ANSWER)
         args = (
-            "generate hi --temperature 0.5 --top-p 0.8 --top-k 20 --min-p 0.1 --seed 3 --max-tokens 9 --block-size 4 --no-block-cap "
-            "--denoise-steps 2 --stop END --stop FIN --raw --model m/t --draft m/d --revision r --draft-revision q --draft-bits 4"
+            "generate hi --temperature 0.5 --top-p 0.8 --top-k 20 --min-p 0.1 --seed 3 --max-tokens 9 --block-size 4 "
+            "--no-block-cap --denoise-steps 2 --stop END --stop FIN --raw --model m/t --draft m/d --revision r "
+            "--draft-revision q --draft-bits 4"
         )
         assert transcript(args.split(), engine)[0] == 0
         asked, loaded = engine.asked[0], engine.loaded[0]
         assert loaded.pop("progress")
         assert loaded == {
-            "pair": None, "model": "m/t", "draft": "m/d", "revision": "r", "draft_revision": "q", "draft_bits": 4, "speculate": True,
+            "pair": None, "model": "m/t", "draft": "m/d", "revision": "r", "draft_revision": "q", "draft_bits": 4,
+            "speculate": True,
         }  # fmt: skip
         assert asked == {
-            "prompt": "hi", "pair": engine.pair, "sampling": Sampling(0.5, 0.8, 20, 0.1, 3), "max_tokens": 9, "block_size": 4,
-            "block_cap": False, "speculate": True, "denoise_steps": 2, "stop": ("END", "FIN"), "raw": True, "system": None,
-            "reasoning": None,
+            "prompt": "hi", "pair": engine.pair, "sampling": Sampling(0.5, 0.8, 20, 0.1, 3), "max_tokens": 9,
+            "block_size": 4, "block_cap": False, "speculate": True, "denoise_steps": 2, "stop": ("END", "FIN"),
+            "raw": True, "system": None, "reasoning": None,
         }  # fmt: skip
         assert engine.planned == {"block_size": 4, "block_cap": False, "speculate": True}
 
