@@ -5,48 +5,32 @@ from typing import TYPE_CHECKING
 from dflash_mlx.cli.render import Screen, size, table
 
 if TYPE_CHECKING:
-    from dflash_mlx.models.presets import Preset
+    from dflash_mlx.catalogue import Part, PresetStatus
+
+HEAD = ("pair", "here", "weights", "memory", "fits", "what it is")
 
 
 def models() -> None:
     """List the pairs known by name. It says what is here already, how large they are, and whether they fit."""
-    from dflash_mlx import fit, pairing
-    from dflash_mlx.models.presets import presets
+    from dflash_mlx.catalogue import catalogue
 
-    usable = fit.memory().usable
-    rows = [("pair", "here", "download", "memory", "fits", "what it is")]
-    for preset in presets().values():
-        needed = pairing.preset_bytes(preset)
-        known = bool(preset.model_bytes and preset.draft_bytes)
-        fits = ("yes" if needed <= usable else "no") if known else "yes" if preset.embedded else "unknown"
-        memory = size(needed) if known else ""
-        rows.append((preset.name, here(preset), download(preset), memory, fits, preset.summary))
-    print(table(rows, Screen.standard().width))
-    print(f"\n{size(usable)} of memory can be used here ({fit.memory().rule}); a dash means that a size is not known")
+    screen, found = Screen.standard(), catalogue()
+    print(table([HEAD, *map(row, found)], screen.width))
+    for part in (part for status in found for part in (status.target, status.draft) if part.fault):
+        screen.note(part.fault)
 
 
-def here(preset: "Preset") -> str:
-    """Return whether a pair is whole, partly or not at all on this machine; no network is asked."""
-    from dflash_mlx import checkpoint, hub
-    from dflash_mlx.errors import CheckpointError
-
-    if preset.embedded:
-        return "embedded"
-    found = 0
-    for name, revision, draft in ((preset.model, preset.revision, False), (preset.draft, preset.draft_revision, True)):
-        folder = hub.cached(name, revision)
-        try:
-            if folder is not None:
-                checkpoint.require_whole(folder, name, draft)
-                found += 1
-        except CheckpointError:
-            continue
-    return ("no", "partly", "yes")[found]
+def row(status: "PresetStatus") -> tuple[str, ...]:
+    """Return a pair's line; a dash stands for a size that nobody has stated yet."""
+    known, parts = status.preset, (status.target, status.draft)
+    here = "yes" if status.ready else "partly" if any(part.folder for part in parts) else "no"
+    weights = " + ".join(map(_weights, parts, (known.model_bytes, known.draft_bytes)))
+    memory = "-" if status.need_bytes is None else size(status.need_bytes)
+    fits = "-" if status.fits is None else "yes" if status.fits else "no"
+    name = f"{known.name} *" if status.default else known.name
+    return name, "built in" if known.embedded else here, weights, memory, fits, known.summary
 
 
-def download(preset: "Preset") -> str:
-    """Return the bytes of both checkpoints' weights, as far as they are known."""
-    if preset.embedded:
-        return ""
-    sizes = (preset.model_bytes, preset.draft_bytes)
-    return " + ".join(size(count) if count else "-" for count in sizes)
+def _weights(part: "Part", stated: int | None) -> str:
+    count = part.disk_bytes if part.whole else stated
+    return size(count) if count else "-"

@@ -5,7 +5,8 @@ from typing import Annotated
 import typer
 
 from dflash_mlx.cli.options import PairOptions
-from dflash_mlx.cli.render import Progress, Screen
+from dflash_mlx.cli.render import Progress, Screen, size
+from dflash_mlx.errors import OptionError
 
 
 def pull(
@@ -16,22 +17,15 @@ def pull(
     pair: PairOptions,
 ) -> None:
     """Download a pair. A cut download goes on where it stopped."""
-    from dflash_mlx import pairing
-    from dflash_mlx.errors import OptionError
+    from dflash_mlx import catalogue
 
     options = pair.given()
-    if name is not None:
-        if options.get("pair", name) != name:
-            raise OptionError("give the pair's name once")
-        options["pair"] = name
+    options.pop("draft_bits", None)  # a matter of loading
+    if name is not None and options.setdefault("pair", name) != name:
+        raise OptionError("give the pair's name once")
     if not options:
         raise OptionError("say what to pull: a pair's name (`dflash-mlx models` lists them), or --model and --draft")
-    screen = Screen.standard()
-    asked = pairing.request(**{"pair": None, "model": None, "draft": None, **options})
-    with Progress(screen, "asking …") as progress:
-        found = pairing.find(asked)
-        missing = sum(part.missing_bytes for part in found.parts)
-        found = pairing.fetch(asked.name, found, progress)
-    for part in found.parts:
-        print(f"{part.name}: {part.folder}")
-    screen.line(f"{asked.name} is complete" if missing else f"{asked.name} was complete already")
+    with Progress(Screen.standard(), "asking …") as progress:
+        parts = catalogue.pull(**options, progress=progress)
+    for part in parts:
+        print(f"{part.name}: {size(part.disk_bytes)} in {part.folder}")

@@ -10,8 +10,8 @@ from dflash_mlx.types import Chunk, Completion, Cycle, Sampling, Stats
 def stats(**changed):
     named = {
         "model": "fake/target", "draft": "fake/draft", "revision": "abc", "mode": "dflash2", "block_size": 8,
-        "seed": None, "prompt_tokens": 5, "completion_tokens": 3, "cycles": 2, "drafted": (7,), "accepted": (2,), "tau": 1.5,
-        "prefill_s": 0.25, "decode_s": 0.5, "tokens_per_s": 4.0, "peak_bytes": 1_500_000_000,
+        "seed": None, "prompt_tokens": 5, "completion_tokens": 3, "cycles": 2, "drafted": (7,), "accepted": (2,),
+        "tau": 1.5, "prefill_s": 0.25, "decode_s": 0.5, "tokens_per_s": 4.0, "peak_bytes": 1_500_000_000,
     }  # fmt: skip
     return Stats(**named | changed)
 
