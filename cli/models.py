@@ -16,19 +16,20 @@ def models() -> None:
 
     screen, found = Screen.standard(), catalogue()
     print(table([HEAD, *map(row, found)], screen.width))
+    print("\n* the default on this machine; a dash stands for a size that nobody has stated")
     for part in (part for status in found for part in (status.target, status.draft) if part.fault):
         screen.note(part.fault)
 
 
 def row(status: "PresetStatus") -> tuple[str, ...]:
-    """Return a pair's line; a dash stands for a size that nobody has stated yet."""
+    """Return a pair's line."""
     known, parts = status.preset, (status.target, status.draft)
     here = "yes" if status.ready else "partly" if any(part.folder for part in parts) else "no"
-    weights = " + ".join(map(_weights, parts, (known.model_bytes, known.draft_bytes)))
+    weights = [_weights(*one) for one in zip(parts, (known.model_bytes, known.draft_bytes), strict=True)]
     memory = "-" if status.need_bytes is None else size(status.need_bytes)
     fits = "-" if status.fits is None else "yes" if status.fits else "no"
     name = f"{known.name} *" if status.default else known.name
-    return name, "built in" if known.embedded else here, weights, memory, fits, known.summary
+    return name, "built in" if known.embedded else here, " + ".join(weights), memory, fits, known.summary
 
 
 def _weights(part: "Part", stated: int | None) -> str:

@@ -137,17 +137,19 @@ class TestRefusals:
 
 class TestOthers:
     def test_models_without_a_network(self, transcript):
-        code, out, err = transcript(["models"])
+        code, out, _ = transcript(["models"])
         lines = out.splitlines()
-        assert (code, err) == (0, "")
-        assert lines[0].split()[:2] == ["pair", "here"]
-        assert next(line for line in lines if line.startswith("flagship")).split()[1:3] == ["no", "16.1"]
-        assert next(line for line in lines if line.startswith("tiny")).split()[1] == "embedded"
+        assert code == 0
+        assert lines[0].split() == ["pair", "here", "weights", "memory", "fits", "what", "it", "is"]
+        rows = {line.split()[0]: line.split() for line in lines[1:-2]}
+        assert rows["flagship"][1:8] == ["no", "16.1", "GB", "+", "3.8", "GB", "16.7"]
+        assert "built" in rows["tiny"]
+        assert sum(" * " in line for line in lines) == 1
 
     def test_pull_of_what_is_there(self, transcript):
         code, out, err = transcript(["pull", *PAIR])
-        assert (code, err.splitlines()[-1]) == (0, f"{TARGET} was complete already")
-        assert out == f"{TARGET}: {TARGET}\n{DRAFT}: {DRAFT}\n"
+        assert (code, err) == (0, "")
+        assert out == f"{TARGET}: 2.2 MB in {TARGET}\n{DRAFT}: 1.3 MB in {DRAFT}\n"
 
     @pytest.mark.parametrize(
         "args, code", [([], 2), (["huge"], 2), (["tiny", "--pair", "flagship"], 2), (["flagship"], 1)]
@@ -158,12 +160,15 @@ class TestOthers:
         assert got[2].count("\n") == 1
 
     def test_doctor_is_one_block(self, transcript):
-        code, out, err = transcript(["doctor"])
+        code, out, _ = transcript(["doctor"])
         named = dict(line.split("  ", 1) for line in out.splitlines())
-        assert (code, err) == (0, "")
-        assert list(named) == [
-            "dflash-mlx", "import dflash_mlx", "command", "python", "system", "packages", "device", "memory", "cache",
+        assert code == 0
+        assert {name.strip() for name in named} >= {
+            "dflash-mlx",
+            "installed as",
+            "packages",
+            "device",
+            "memory",
             "kernels",
-        ]  # fmt: skip
-        assert "installed by dflash-mlx 0.1.0" in named["import dflash_mlx"]
-        assert "CONFLICT" not in out
+        }
+        assert "this project" in named["installed as"]

@@ -41,7 +41,7 @@ def imported(path: Path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-@pytest.mark.parametrize("room, path", modules(), ids=lambda value: value if isinstance(value, str) else value.name)
+@pytest.mark.parametrize("room, path", list(modules()), ids=lambda value: value if isinstance(value, str) else value.name)
 def test_a_room_imports_only_lower_floors(room, path):
     assert room in FLOOR, f"{path.name}: give this room a floor"
     for name in imported(path):
