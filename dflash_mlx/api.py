@@ -15,7 +15,7 @@ from dflash_mlx.sampling import Sampler
 from dflash_mlx.text import Piece, TextStream
 from dflash_mlx.types import Chunk, Completion, Cycle, Finish, Mode, Options, Prompt, Sampling, Stats
 
-__all__ = ["Check", "Pair", "check", "generate", "load", "stream"]
+__all__ = ["Check", "Pair", "check", "generate", "load", "plan", "stream"]
 
 
 class Settings(TypedDict, total=False):
@@ -92,6 +92,12 @@ def collect(chunks: Iterator[Chunk]) -> Completion:
     )
 
 
+def plan(pair: Pair, **settings: Unpack[Settings]) -> tuple[Mode, int, str | None]:
+    """Return the mode and block size that `stream` would run with, and a notice where they are not as asked."""
+    size, notice = block_for(pair.target, pair.draft, _options(settings))
+    return _mode(pair, size), size, notice
+
+
 def check(
     prompts: Sequence[Prompt], *, pair: Pair | None = None, raw: bool = False, **settings: Unpack[Settings]
 ) -> Iterator[Check]:
@@ -135,6 +141,10 @@ def _chunks(pieces: list[Piece], cycle: Cycle) -> Iterator[Chunk]:
     yield from (Chunk(piece.text, piece.kind) for piece in others)
 
 
+def _mode(pair: Pair, size: int) -> Mode:
+    return "plain" if pair.draft is None or size == 1 else ("dflash", "dflash2")[pair.draft.config.version - 1]
+
+
 def _stats(
     pair: Pair, sampler: Sampler, size: int, prompt_tokens: int, cycles: list[Cycle], notices: list[str]
 ) -> Stats:
@@ -142,7 +152,7 @@ def _stats(
     tokens = sum(len(cycle.tokens) for cycle in cycles)
     later = sum(len(cycle.tokens) for cycle in turns)
     decode_s = sum(cycle.seconds for cycle in turns)
-    mode: Mode = "plain" if pair.draft is None or size == 1 else ("dflash", "dflash2")[pair.draft.config.version - 1]
+    mode = _mode(pair, size)
     return Stats(
         model=pair.model_id,
         draft=pair.draft_id if mode != "plain" else None,

@@ -1,0 +1,153 @@
+"""The command as a process of its own: interrupts, broken pipes, encodings, terminals, and how little it imports."""
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+FAKE = Path(__file__).with_name("fake_engine.py")
+ENVIRONMENT = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "TERM": "xterm"}
+
+
+def command(scene, *args):
+    return [sys.executable, str(FAKE), scene, *args]
+
+
+def start(scene, *args, **options):
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+    return subprocess.Popen(command(scene, *args), env=ENVIRONMENT, **pipes)
+
+
+def finish(process):
+    out, err = process.communicate(timeout=30)
+    return process.returncode, out.decode(), err.decode()
+
+
+class TestInterrupts:
+    def test_amid_an_answer(self):
+        with start("endless", "generate", "hi") as process:
+            assert os.read(process.stdout.fileno(), 5) == b"word "
+            process.send_signal(signal.SIGINT)
+            code, out, err = finish(process)
+        assert (code, err) == (130, "")
+        assert set(out.split()) <= {"word"} and out.endswith("\n")
+
+    def test_while_loading(self):
+        with start("slow-load", "generate", "hi") as process:
+            assert process.stderr.readline() == b"loading\n"
+            process.send_signal(signal.SIGINT)
+            assert finish(process) == (130, "", "")
+
+    @pytest.mark.parametrize("delay", [0.15, 0.2, 0.25, 0.3, 0.4])
+    def test_at_any_moment_there_is_no_traceback(self, delay):
+        with start("endless", "generate", "hi") as process:
+            time.sleep(delay)
+            process.send_signal(signal.SIGINT)
+            code, _, err = finish(process)
+        if "fake_engine" in err or code == -signal.SIGINT:
+            pytest.skip("the interrupt came before main")
+        assert (code, "Traceback" in err) == (130, False)
+
+    def test_a_chat_goes_on_after_it(self):
+        with start("endless", "chat", stdin=subprocess.PIPE) as process:
+            process.stdin.write(b"one\n")
+            process.stdin.flush()
+            assert os.read(process.stdout.fileno(), 5) == b"word "
+            process.send_signal(signal.SIGINT)
+            assert b"stays in the conversation" in process.stderr.readline()
+            out, err = process.communicate(b"two\n", timeout=30)
+        assert (process.returncode, err) == (0, b"")
+        assert out.endswith(b"second answer\n")
+
+
+class TestPipes:
+    def test_a_reader_that_leaves_is_no_failure(self):
+        with start("flood", "generate", "hi") as process:
+            process.stdout.read(100)
+            process.stdout.close()
+            assert (process.wait(timeout=30), process.stderr.read()) == (0, b"")
+
+    def test_a_reader_that_is_gone_before_the_first_word(self):
+        read, write = os.pipe()
+        os.close(read)
+        with start("short", "generate", "hi", stdout=write) as process:
+            os.close(write)
+            assert (process.wait(timeout=30), process.stderr.read()) == (0, b"")
+
+    @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+    def test_a_full_disk_is_one_line(self):
+        with open("/dev/full", "w") as full, start("short", "generate", "hi", stdout=full) as process:
+            assert (process.wait(timeout=30), process.stderr.read()) == (
+                1,
+                b"dflash-mlx: [Errno 28] No space left on device\n",
+            )
+
+    def test_a_closed_stdout_is_survived(self):
+        line = f"{sys.executable} {FAKE} short generate hi </dev/null >&-"
+        done = subprocess.run(line, shell=True, env=ENVIRONMENT, timeout=30, stderr=subprocess.PIPE)
+        assert (done.returncode, done.stderr) == (0, b"")
+
+    def test_a_terminal_without_unicode_gets_marks(self):
+        done = subprocess.run(
+            command("wave", "generate", "hi"), env=ENVIRONMENT | {"PYTHONIOENCODING": "ascii"}, capture_output=True,
+            stdin=subprocess.DEVNULL, timeout=30,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (0, b"wave ?\n")
+
+
+def test_a_paste_of_several_lines_is_one_message():
+    readline = pytest.importorskip("readline")
+    if "GNU" not in (readline.__doc__ or "") or readline._READLINE_VERSION < 0x801:
+        pytest.skip("needs GNU readline 8.1 for bracketed paste")
+    main, side = pty.openpty()
+    with start("echo", "chat", stdin=side, stdout=side, stderr=side) as process:
+        os.close(side)
+        read_until(main, rb"> $")
+        os.write(main, b"\x1b[200~def f():\n    return 1\x1b[201~\r")
+        shown = read_until(main, rb"END\r\n.*> $")
+        os.write(main, b"\x04")
+        assert process.wait(timeout=30) == 0
+    os.close(main)
+    assert b"GOT 'def f():\\n    return 1' END" in shown
+
+
+def read_until(terminal, mark):
+    shown = b""
+    deadline = time.monotonic() + 30
+    while not re.search(mark, shown, re.DOTALL) and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.1)[0]:
+            shown += os.read(terminal, 4096)
+    return shown
+
+
+class TestImports:
+    @pytest.mark.parametrize(
+        "args", [["--help"], ["generate", "--help"], ["--version"], ["generate", "hi", "--top-p", "9"]]
+    )
+    def test_nothing_heavy_is_imported_before_it_is_needed(self, args):
+        code = (
+            "import sys; from dflash_mlx.cli.main import main; main(sys.argv[1:]); "
+            "heavy = {'mlx', 'mlx_lm', 'transformers', 'numpy', 'rich', 'huggingface_hub'}; "
+            "print(sorted(heavy & sys.modules.keys()), file=sys.stderr)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code, *args], env=ENVIRONMENT, capture_output=True, text=True, timeout=30
+        )
+        assert done.stderr.splitlines()[-1] == "[]"
+
+    def test_the_package_runs_as_a_module(self):
+        done = subprocess.run(
+            [sys.executable, "-m", "dflash_mlx", "--version"],
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        assert done.returncode == 0 and done.stdout.startswith("dflash-mlx ")
