@@ -25,9 +25,8 @@ class Verdict(NamedTuple):
     bonus: mx.array
 
 
-def judge_greedy(draft: Draft, logits: mx.array) -> Verdict:
-    """Keep proposals as long as they are the target's argmax; logits [n + 1, V] follow the anchor and each proposal."""
-    best = mx.argmax(logits, axis=-1)
+def judge_greedy(draft: Draft, best: mx.array) -> Verdict:
+    """Keep proposals while they are the target's likeliest ids; `best` [n + 1] follow the anchor and each proposal."""
     accepted = _leading(draft.tokens == best[:-1])
     return Verdict(accepted, best[accepted])
 

@@ -85,10 +85,10 @@ def decode(
     clock, state = time.perf_counter(), target.new_state()
     spec = Speculation(net, target, sampler, block_size, options.denoise_steps) if net and block_size > 1 else None
     verifier = Verifier(target, sampler, net.config.taps if net and spec else ())
-    for last_logits, features in verifier.prefill(prompt, state, options.prefill_chunk):  # noqa: B007 - the last one is used
+    for last_row, features in verifier.prefill(prompt, state, options.prefill_chunk):  # noqa: B007 - the last one is used
         if spec and features is not None:
             spec.absorb(features, last=len(prompt))
-    tokens, finish = _clip([int(sampler.draw(last_logits).item())], room, stop_ids)
+    tokens, finish = _clip([int(verifier.first(last_row).item())], room, stop_ids)
     emitted, drafted, accepted, notice = 1, (), 0, None
     while True:
         draft = spec.propose(tokens[-1], room - emitted) if spec and finish is None else None

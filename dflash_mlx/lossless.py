@@ -49,7 +49,7 @@ def compare(
             return verdict
         return replace(verdict, position=compared)
     ids = mx.array([[*prompt, *plain[:position]]])
-    logits = target.forward(ids, target.new_state(), tape=False, last_only=True).logits[0, 0]
+    logits = target.unembed(target.forward(ids, target.new_state(), tape=False).hidden[0, -1])
     tie = FULL_TIE if logits.dtype == mx.float32 else HALF_TIE
     margin = (logits[plain[position]] - logits[speculative[position]]).astype(mx.float32).item()
     return replace(

@@ -1,20 +1,11 @@
 """Layer states that can forget their last rows: keys and values by trimming, recurrent layers by their tape."""
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
-
-class Tape(NamedTuple):
-    """What one forward did to a recurrent layer, row by row.
-
-    Shapes: k [1, P, Hv, Dk] in the layer's dtype, g [1, P, Hv] float32, delta [1, P, Hv, Dv] float32.
-    """
-
-    k: mx.array
-    g: mx.array
-    delta: mx.array
+from dflash_mlx.metal import Tape, replay
 
 
 class LayerState(Protocol):
@@ -82,13 +73,10 @@ class DeltaLayer:
             return mx.zeros((like.shape[0], self.conv_rows, like.shape[-1]), dtype=like.dtype)
         return self.inputs[:, self.kept : self.kept + self.conv_rows]
 
-    def settled(self) -> mx.array | None:
-        """Return the recurrent state after all `length` rows, [1, Hv, Dv, Dk] float32, or None before the first row."""
-        state = self.recurrent
-        for row in range(self.kept if self.tape else 0):
-            k, g, delta = (part[:, row] for part in self.tape or ())
-            state = state * g[..., None, None] + k[..., None, :] * delta[..., None]
-        return state
+    def settled(self, start: mx.array) -> mx.array:
+        """Return the recurrent state after all `length` rows, [1, Hv, Dv, Dk] float32; `start` before the first row."""
+        state = start if self.recurrent is None else self.recurrent
+        return state if self.tape is None else replay(state, self.tape, self.kept)
 
     def commit(self, recurrent: mx.array, inputs: mx.array, rows: int) -> None:
         """Advance by `rows` rows that are never forgotten; `inputs` are the conv inputs including the conv state."""

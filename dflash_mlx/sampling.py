@@ -48,9 +48,7 @@ class Sampler:
         return mx.softmax(logprobs * (1.0 / wanted.temperature), axis=-1)
 
     def draw(self, logits: mx.array) -> mx.array:
-        """Return a token id for each row of logits [n, V]."""
-        if self.greedy:
-            return mx.argmax(logits, axis=-1)
+        """Return a token id for each row of logits [n, V], drawn at this temperature."""
         return draw(self.probabilities(logits), self.key())
 
 

@@ -27,11 +27,11 @@ class Verifier:
         self.target, self.sampler, self.taps = target, sampler, taps
 
     def prefill(self, prompt: Sequence[int], state: State, chunk: int) -> Iterator[tuple[mx.array, mx.array | None]]:
-        """Feed the prompt by chunks, yielding each chunk's last logits [1, V] and its features [1, chunk, taps x D]."""
+        """Feed the prompt by chunks, yielding each chunk's last hidden row [1, D] and its features [1, L, taps x D]."""
         for start in range(0, len(prompt), chunk):
             ids = mx.array([list(prompt[start : start + chunk])])
-            logits, features = self.target.forward(ids, state, self.taps, tape=False, last_only=True)
-            yield logits[0], features
+            hidden, features = self.target.forward(ids, state, self.taps, tape=False)
+            yield hidden[0, -1:], features
             mx.eval(state.arrays())
             mx.clear_cache()
 
@@ -40,14 +40,18 @@ class Verifier:
         ids = mx.array([anchor], dtype=mx.int32)
         if draft is not None:
             ids = mx.concatenate([ids, draft.tokens])
-        logits, features = self.target.forward(ids[None], state, self.taps, tape=draft is not None)
-        accepted, bonus = self._judge(draft, logits[0])
+        hidden, features = self.target.forward(ids[None], state, self.taps)
+        accepted, bonus = self._judge(draft, hidden[0])
         mx.eval(accepted, bonus, ids, state.arrays(), *([] if features is None else [features]))
         return Checked(tuple(ids.tolist()[1:]), accepted.item(), bonus.item(), features)
 
-    def _judge(self, draft: Draft | None, logits: mx.array) -> Verdict:
+    def first(self, hidden: mx.array) -> mx.array:
+        """Return the id that follows a final-normed hidden row [1, D], as an array of one."""
+        return self.target.best(hidden) if self.sampler.greedy else self.sampler.draw(self.target.unembed(hidden))
+
+    def _judge(self, draft: Draft | None, hidden: mx.array) -> Verdict:
         if draft is None:
-            return Verdict(mx.array(0), self.sampler.draw(logits)[0])
+            return Verdict(mx.array(0), self.first(hidden)[0])
         if self.sampler.greedy:
-            return judge_greedy(draft, logits)
-        return judge_sampled(draft, self.sampler.probabilities(logits), self.sampler.key())
+            return judge_greedy(draft, self.target.best(hidden))
+        return judge_sampled(draft, self.sampler.probabilities(self.target.unembed(hidden)), self.sampler.key())

@@ -3,7 +3,7 @@
 from dflash_mlx.metal.gate import enable, notify, report, switch_off
 from dflash_mlx.metal.launch import backend
 from dflash_mlx.metal.linear import head_argmax, quantized_linear
-from dflash_mlx.metal.recurrent import Tape, gated_delta
+from dflash_mlx.metal.recurrent import Tape, gated_delta, replay
 
 __all__ = [
     "Tape",
@@ -13,6 +13,7 @@ __all__ = [
     "head_argmax",
     "notify",
     "quantized_linear",
+    "replay",
     "report",
     "switch_off",
 ]

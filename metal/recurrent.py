@@ -51,14 +51,20 @@ def gated_delta(
     return (kernel if _serves(rows, state) else twin)(rows, state, tape, keep)
 
 
+def replay(state: mx.array, tape: Tape, keep: int) -> mx.array:
+    """Return `state` [B, Hv, Dv, Dk] float32 after the first `keep` rows of a tape, as the rows themselves left it."""
+    repeats = tape.g.shape[2] // tape.k.shape[2]
+    k = mx.repeat(tape.k, repeats, -2) if repeats > 1 else tape.k
+    for t in range(keep):
+        state = state * tape.g[:, t, :, None, None]
+        state = state + k[:, t, :, None, :] * tape.delta[:, t, ..., None]
+    return state
+
+
 def twin(rows: Rows, state: mx.array, tape: Tape | None = None, keep: int = 0) -> Result:
     """`gated_delta` in plain ops: row by row, each row rounding as a call of one row does."""
     repeats = rows.v.shape[2] // rows.k.shape[2]
-    if tape is not None:
-        replay = mx.repeat(tape.k, repeats, -2) if repeats > 1 else tape.k
-        for t in range(keep):
-            state = state * tape.g[:, t, :, None, None]
-            state = state + replay[:, t, :, None, :] * tape.delta[:, t, ..., None]
+    state = state if tape is None else replay(state, tape, keep)
     q, k = (mx.repeat(a, repeats, -2) if repeats > 1 else a for a in rows[:2])
     committed, ys, deltas = state, [], []
     for t in range(q.shape[1]):

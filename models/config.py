@@ -155,26 +155,14 @@ class DraftConfig:
         if config.get("model_file"):
             raise CheckpointError(f"{name} brings its own Python code, which is never run; use a plain checkpoint")
         read = Reader(name, config.get("dflash_config"), config)
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        rope_read = Reader(name, rope, config)
-        layers, vocab = read.positive("num_hidden_layers"), read.positive("vocab_size")
+        layers = read.positive("num_hidden_layers")
         windows = _windows(read, layers)
-        heads, hidden = read.positive("num_attention_heads"), read.positive("hidden_size")
         taps = tuple(read.get("target_layer_ids", list))
         made = cls(
             name=name,
-            hidden_size=hidden,
-            intermediate_size=read.positive("intermediate_size"),
             num_layers=layers,
-            num_heads=heads,
-            num_kv_heads=read.positive("num_key_value_heads"),
-            head_dim=read.positive("head_dim", hidden // heads),
-            vocab_size=vocab,
             rms_norm_eps=read.get("rms_norm_eps", float),
             attention_bias=read.get("attention_bias", bool, False),
-            rope_theta=rope_read.get("rope_theta", float),
-            rope_scaling=rope if rope.get("rope_type", rope.get("type", "default")) != "default" else None,
-            max_positions=read.positive("max_position_embeddings", 2**31 - 1),
             block_size=read.positive("block_size"),
             mask_token_id=read.get("mask_token_id", int),
             taps=taps,
@@ -184,12 +172,9 @@ class DraftConfig:
             embedding_scale=read.get("input_embedding_scale", float, 1.0),
             output_multiplier=read.get("output_multiplier", float, 1.0),
             softcap=read.get("final_logit_softcapping", float, 0.0),
-            conv_kernel=read.get("conv_kernel_size", int, 0),
-            conv_group=read.get("conv_group_size", int, 0),
-            selector_rank=read.get("selector_rank", int, 0),
-            selector_top_k=read.get("selector_top_k", int, 0),
-            selector_vocab=read.positive("selector_vocab_size", vocab),
             quantization=config.get("quantization") or config.get("quantization_config"),
+            **_shapes(read),
+            **_rope(read, config),
         )
         made.check()
         return made
@@ -224,3 +209,29 @@ def _causal(read: Reader, windows: tuple[int, ...]) -> tuple[bool, ...]:
     """An absent `is_causal` means: sliding layers are causal inside the block, full layers are not."""
     stated = read.get("is_causal", bool, read.get("causal", bool, None))
     return tuple(bool(window) if stated is None else stated for window in windows)
+
+
+def _shapes(read: Reader) -> dict[str, int]:
+    heads, hidden, vocab = (read.positive(key) for key in ("num_attention_heads", "hidden_size", "vocab_size"))
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": read.positive("intermediate_size"),
+        "num_heads": heads,
+        "num_kv_heads": read.positive("num_key_value_heads"),
+        "head_dim": read.positive("head_dim", hidden // heads),
+        "vocab_size": vocab,
+        "max_positions": read.positive("max_position_embeddings", 2**31 - 1),
+        "conv_kernel": read.get("conv_kernel_size", int, 0),
+        "conv_group": read.get("conv_group_size", int, 0),
+        "selector_rank": read.get("selector_rank", int, 0),
+        "selector_top_k": read.get("selector_top_k", int, 0),
+        "selector_vocab": read.positive("selector_vocab_size", vocab),
+    }
+
+
+def _rope(read: Reader, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Rotary settings stand in rope_parameters, in rope_scaling, or at the top, in that order."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    plain = rope.get("rope_type", rope.get("type", "default")) == "default"
+    theta = Reader(read.name, rope, config).get("rope_theta", float)
+    return {"rope_theta": theta, "rope_scaling": None if plain else rope}

@@ -11,8 +11,7 @@ from mlx_lm.models import cache, gated_delta, qwen3_5
 from pairs import draft_of, ids_of, prompt_of, run, target_of
 
 from dflash_mlx.decode import decode
-from dflash_mlx.models import DraftNet
-from dflash_mlx.models.qwen3_5 import HybridTarget
+from dflash_mlx.models import DraftNet, Target
 from dflash_mlx.rollback import DeltaLayer, State
 from dflash_mlx.sampling import Sampler
 from dflash_mlx.types import Options, Sampling
@@ -59,10 +58,10 @@ def test_greedy_tokens_are_the_targets_own(pair, prompt, block, budget, chunk, s
     assert all(cycle.finish is None and cycle.seconds > 0 and cycle.tokens for cycle in cycles[:-1])
 
 
-class Watched(HybridTarget):
-    """The hybrid target, remembering the states it hands out."""
+class Watched(Target):
+    """A target, remembering the states it hands out."""
 
-    def __init__(self, inner: HybridTarget) -> None:
+    def __init__(self, inner: Target) -> None:
         self.__dict__.update(inner.__dict__)
         self.states: list[State] = []
 
@@ -75,8 +74,9 @@ def assert_states_agree(left: State, right: State) -> None:
     assert left.length == right.length
     for a, b in zip(left.layers, right.layers, strict=True):
         if isinstance(a, DeltaLayer):
-            assert a.settled().dtype == b.settled().dtype == mx.float32
-            pairs = [(a.settled(), b.settled()), (a.conv_state(a.inputs), b.conv_state(b.inputs))]
+            left_state, right_state = a.settled(a.recurrent), b.settled(b.recurrent)
+            assert left_state.dtype == right_state.dtype == mx.float32
+            pairs = [(left_state, right_state), (a.conv_state(a.inputs), b.conv_state(b.inputs))]
         else:
             pairs = [(x[:, :, : a.length], y[:, :, : a.length]) for x, y in zip(a.arrays(), b.arrays(), strict=True)]
         for x, y in pairs:

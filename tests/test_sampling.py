@@ -119,7 +119,9 @@ def test_two_drafted_positions_are_distributed_as_the_target(target_name, name, 
         draft = drafter.propose(anchor, 2, context, sampler)
         path = tuple(draft.tokens.tolist())
         if path not in cache:
-            rows = target.forward(mx.array([[*prompt, anchor, *path]]), target.new_state()).logits[0, len(prompt) :]
+            rows = target.unembed(target.forward(mx.array([[*prompt, anchor, *path]]), target.new_state()).hidden)[
+                0, len(prompt) :
+            ]
             cache[path] = sampler.probabilities(rows)
         verdict = judge_sampled(draft, cache[path], sampler.key())
         tokens = [*path[: verdict.accepted.item()], verdict.bonus.item()]
@@ -144,9 +146,11 @@ def test_several_denoise_steps_leave_the_distribution_alone(steps):
     """Whole runs: the second emitted token of many seeds, against the target's exact distribution."""
     target, net, prompt = target_of("t-dense-fp32"), draft_of("n-d2-slide"), prompt_of("t-dense-fp32", "p7")
     sampling = Sampling(1.5, top_k=4)
-    p_first = Sampler(sampling).probabilities(target.forward(mx.array([prompt]), target.new_state()).logits[0, -1:])[0]
+    p_first = Sampler(sampling).probabilities(
+        target.unembed(target.forward(mx.array([prompt]), target.new_state()).hidden)[0, -1:]
+    )[0]
     likely = mx.argmax(p_first).item()
-    rows = target.forward(mx.array([[*prompt, likely]]), target.new_state()).logits[0, -1:]
+    rows = target.unembed(target.forward(mx.array([[*prompt, likely]]), target.new_state()).hidden)[0, -1:]
     p, counts = np.array(Sampler(sampling).probabilities(rows)[0]), np.zeros(target.config.vocab_size)
     for seed in range(250):
         options = Options(max_tokens=2, denoise_steps=steps, sampling=Sampling(1.5, top_k=4, seed=seed))
@@ -204,9 +208,8 @@ def test_dflash_2_reports_the_distribution_its_path_was_drawn_from():
 @pytest.mark.parametrize("matching", range(5))
 def test_greedy_judging_counts_the_matching_prefix(matching):
     best = [3, 1, 4, 1, 5]
-    logits = mx.array(np.eye(8)[best])
     drafted = [token if i < matching else 7 for i, token in enumerate(best[:4])]
-    verdict = judge_greedy(Draft(mx.array(drafted)), logits)
+    verdict = judge_greedy(Draft(mx.array(drafted)), mx.array(best))
     assert (verdict.accepted.item(), verdict.bonus.item()) == (matching, best[matching])
 
 
