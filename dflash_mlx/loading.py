@@ -8,7 +8,6 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from dflash_mlx import fit, hub
-from dflash_mlx.catalogue import Part, PresetStatus, catalogue, pull
 from dflash_mlx.checkpoint import Checkpoint
 from dflash_mlx.errors import CheckpointError
 from dflash_mlx.models import DraftConfig, DraftNet, Target, TargetConfig, build_target, load_draft
@@ -16,8 +15,6 @@ from dflash_mlx.models.presets import Preset
 from dflash_mlx.pairing import AS_STORED, Found, fetch, find, needed, request
 from dflash_mlx.text import Tokenizer
 from dflash_mlx.types import Sampling
-
-__all__ = ["Pair", "Part", "PresetStatus", "catalogue", "load", "pull"]
 
 T = TypeVar("T")
 _TIP = "--draft-bits 4 is usually faster"
