@@ -44,18 +44,10 @@ class Pair:
 
 
 def load(
-    pair: str | None = None,
-    *,
-    model: str | None = None,
-    draft: str | None = None,
-    revision: str | None = None,
-    draft_revision: str | None = None,
-    draft_bits: int | None = None,
-    speculate: bool = True,
-    progress: hub.Progress | None = None,
-    lazy: bool = False,
-    widen: bool = True,
-) -> Pair:
+    pair: str | None = None, *, model: str | None = None, draft: str | None = None, revision: str | None = None,
+    draft_revision: str | None = None, draft_bits: int | None = None, speculate: bool = True,
+    progress: hub.Progress | None = None, lazy: bool = False, widen: bool = True,
+) -> Pair:  # fmt: skip
     """Load a preset by name, or `model` with `draft` (folders or hub ids), downloading only what is not here.
 
     `draft_bits` 4 or 8 quantizes the draft (16 leaves it as stored); `progress` hears of downloads. `lazy` leaves

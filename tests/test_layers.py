@@ -10,11 +10,11 @@ ROOT = Path(__file__).parents[1]
 ROOMS = {"dflash_mlx": ROOT / "dflash_mlx", **{f"dflash_mlx.{r}": ROOT / r for r in ("cli", "metal", "models")}}
 FLOORS = [  # lowest first; a room may import any room on a lower floor, and none on its own
     {"types", "errors"},
-    {"metal", "sampling"},
+    {"metal", "sampling", "folder", "hub"},
     {"rollback", "acceptance"},
     {"models"},
     {"drafter", "verifier", "text", "checkpoint", "fit"},
-    {"decode", "hub"},
+    {"decode"},
     {"lossless", "pairing"},
     {"loading"},
     {"catalogue", "doctor", "api"},
