@@ -71,7 +71,9 @@ def timed_load(home: Path, draft_bits: int) -> tuple[Pair, dict[str, Any]]:
 
 def timed_answer(pair: Pair, prompt: int, tokens: int, seed: int) -> dict[str, Any]:
     """Generate from `prompt` random ids, once to warm up and once to count."""
-    ids = [int(token) for token in np.random.default_rng(seed).integers(0, 248000, prompt)]
+    ids = [
+        int(token) for token in np.random.default_rng(seed).integers(0, pair.target_config.vocab_size * 9 // 10, prompt)
+    ]
     dflash_mlx.generate(ids[:64], pair=pair, max_tokens=min(8, tokens))
     stats = dflash_mlx.generate(ids, pair=pair, max_tokens=tokens).stats
     names = ("mode", "block_size", "prompt_tokens", "completion_tokens", "cycles", "tau", "prefill_s", "decode_s")

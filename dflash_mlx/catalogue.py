@@ -49,9 +49,8 @@ def catalogue() -> list[PresetStatus]:
         target = _lookup(known, known.model, known.revision, draft=False)
         draft = _lookup(known, str(known.draft), known.draft_revision, draft=True)
         need = _need(known) if target.whole and draft.whole else known.need_bytes
-        made.append(
-            PresetStatus(known, target, draft, need, None if need is None else need <= usable, known is default)
-        )
+        fits = None if need is None else need <= usable
+        made.append(PresetStatus(known, target, draft, need, fits, known is default))
     return made
 
 
@@ -61,12 +60,12 @@ def _lookup(known: Preset, name: str, revision: str | None, *, draft: bool) -> P
 
 
 def _part(name: str, revision: str | None, folder: Path, draft: bool) -> Part:
-    size = sum(file.stat().st_size for file in folder.glob("*") if file.is_file())
+    size, fault = sum(file.stat().st_size for file in folder.glob("*") if file.is_file()), None
     try:
         checkpoint.require_whole(folder, name, draft)
     except DFlashError as error:
-        return Part(name, revision, folder, size, str(error))
-    return Part(name, revision, folder, size, None)
+        fault = str(error)
+    return Part(name, revision, folder, size, fault)
 
 
 def _need(known: Preset) -> int:
@@ -74,14 +73,9 @@ def _need(known: Preset) -> int:
 
 
 def pull(
-    pair: str | None = None,
-    *,
-    model: str | None = None,
-    draft: str | None = None,
-    revision: str | None = None,
-    draft_revision: str | None = None,
-    progress: hub.Progress | None = None,
-) -> list[Part]:
+    pair: str | None = None, *, model: str | None = None, draft: str | None = None, revision: str | None = None,
+    draft_revision: str | None = None, progress: hub.Progress | None = None,
+) -> list[Part]:  # fmt: skip
     """Check a pair from its config.json, download what is missing of it, and return its checkpoints; loads nothing."""
     asked, _ = pairing.request(pair, model, draft, revision, draft_revision)
     found = pairing.fetch(asked.name, pairing.find(asked), progress)

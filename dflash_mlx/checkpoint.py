@@ -1,7 +1,7 @@
 """One checkpoint, wherever it lies: a local folder, the hub's cache, or the hub itself."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,28 +29,23 @@ class Checkpoint:
         return self.folder.name if self.folder.parent.name == "snapshots" else None
 
     @property
-    def missing(self) -> tuple[hub.File, ...]:
-        """Files still to be downloaded."""
-        return self.remote.missing() if self.remote else ()
-
-    @property
     def missing_bytes(self) -> int:
         """Bytes still to be downloaded."""
-        return sum(file.size for file in self.missing)
+        return sum(file.size for file in self.remote.missing()) if self.remote else 0
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights that will be loaded; before a download the hub is asked for the files' headers."""
         if self.remote:
-            return folders.loaded_bytes(hub.tensor_bytes(self.remote))
-        return folders.weights(self.folder, self.name).loaded_bytes
+            return folders.loaded_bytes(hub.tensor_offsets(self.remote))
+        return folders.weight_bytes(self.folder, self.name)
 
     def fetch(self, progress: hub.Progress | None = None) -> "Checkpoint":
         """Download what is missing and return the whole checkpoint; raise CheckpointError if it is still not whole."""
         if self.remote:
-            hub.download(self.remote, self.missing, progress)
+            hub.download(self.remote, self.remote.missing(), progress)
         require_whole(self.folder, self.name, self.draft)
-        return Checkpoint(self.name, self.folder, self.config, self.draft)
+        return replace(self, remote=None)
 
 
 def find(name: str, revision: str | None, *, draft: bool, embedded: bool = False) -> Checkpoint:
@@ -59,12 +54,12 @@ def find(name: str, revision: str | None, *, draft: bool, embedded: bool = False
     Raises CheckpointError for a folder that is missing, damaged or incomplete, ResourceError for a hub out of reach.
     """
     if embedded:
-        return _local(package_folder(name), name, draft)
+        return _here(package_folder(name), name, draft)
     path = Path(name).expanduser()
     if path.is_dir():
         if revision is not None:
             raise OptionError(f"{name} is a local folder; a revision ({revision}) goes with a hub id only")
-        return _local(path, name, draft)
+        return _here(path, name, draft)
     if not hub.is_id(name):
         raise CheckpointError(f"{name}: no such folder (and no hub id, which reads owner/name)")
     return _on_hub(name, revision, draft)
@@ -73,7 +68,7 @@ def find(name: str, revision: str | None, *, draft: bool, embedded: bool = False
 def require_whole(folder: Path, name: str, draft: bool) -> None:
     """Raise CheckpointError, naming the file, unless config, weights and tokenizer are all there and uncut."""
     folders.read_config(folder, name)
-    folders.weights(folder, name)
+    folders.weight_bytes(folder, name)
     if draft:
         return
     if not any((folder / file).is_file() for file in _TOKENIZERS):
@@ -83,9 +78,8 @@ def require_whole(folder: Path, name: str, draft: bool) -> None:
         raise CheckpointError(f"{name} brings its own Python code for the tokenizer, which is never run")
 
 
-def _local(path: Path, name: str, draft: bool) -> Checkpoint:
-    config = folders.read_config(path, name)
-    return Checkpoint(name, path, config, draft)
+def _here(folder: Path, name: str, draft: bool, remote: hub.Remote | None = None) -> Checkpoint:
+    return Checkpoint(name, folder, folders.read_config(folder, name), draft, remote)
 
 
 def _on_hub(name: str, revision: str | None, draft: bool) -> Checkpoint:
@@ -93,7 +87,7 @@ def _on_hub(name: str, revision: str | None, draft: bool) -> Checkpoint:
     if found is not None:
         try:
             require_whole(found, name, draft)
-            return Checkpoint(name, found, folders.read_config(found, name), draft)
+            return _here(found, name, draft)
         except CheckpointError as error:
             fault = error
     try:
@@ -102,4 +96,4 @@ def _on_hub(name: str, revision: str | None, draft: bool) -> Checkpoint:
         hub.download(remote, tuple(file for file in remote.missing() if file.name in small))
     except ResourceError as error:
         raise ResourceError(f"{fault}; {error}" if fault else str(error)) from error
-    return Checkpoint(name, remote.folder, folders.read_config(remote.folder, name), draft, remote)
+    return _here(remote.folder, name, draft, remote)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_mlx.errors import ResourceError
+from dflash_mlx.models.config import DraftConfig, Reader
 
 CONTEXT = 4096  # tokens for which a pair must fit; the answer to a longer prompt needs more, and says so itself
 DISK_RESERVE = 1_000_000_000  # bytes that a download leaves free
@@ -54,34 +55,26 @@ def quantized(size: int, bits: int | None) -> int:
     return size if bits is None else int(size * (bits + 0.5) / 16)
 
 
-def need(target: int, draft: int, target_config: Mapping[str, Any], draft_config: Mapping[str, Any] | None) -> Need:
-    """Sum a pair's memory from its weights in bytes and the two config.json."""
-    text = target_config.get("text_config") or target_config
-    layers = int(text.get("num_hidden_layers", 0))
-    every = int(text.get("full_attention_interval", 1)) if "linear_num_value_heads" in text else 1
-    full = layers // every
-    kv = full * _kv_row(text) * CONTEXT
-    if draft_config is not None:
-        windows = draft_config.get("layer_types") or ["full_attention"] * int(draft_config["num_hidden_layers"])
-        window = int(draft_config.get("sliding_window") or CONTEXT)
-        kv += sum(_kv_row(draft_config) * min(CONTEXT, window if "sliding" in kind else CONTEXT) for kind in windows)
-    return Need(target, draft, (layers - full) * _recurrent_state(text), kv)
+def need(target_bytes: int, draft_bytes: int, target: Reader, draft: DraftConfig | None) -> Need:
+    """Sum a pair's memory from its weights in bytes and its configs; raise CheckpointError for a config with gaps."""
+    heads, layers = target.positive("num_attention_heads"), target.positive("num_hidden_layers")
+    width = target.positive("head_dim", target.positive("hidden_size") // heads)
+    full = layers // target.positive("full_attention_interval", 4) if _recurrent_state(target) else layers
+    kv = full * CONTEXT * 2 * target.positive("num_key_value_heads", heads) * width * _BF16
+    if draft is not None:
+        rows = sum(min(CONTEXT, window or CONTEXT) for window in draft.windows)
+        kv += rows * 2 * draft.num_kv_heads * draft.head_dim * _BF16
+    return Need(target_bytes, draft_bytes, (layers - full) * _recurrent_state(target), kv)
 
 
-def _kv_row(config: Mapping[str, Any]) -> int:
-    heads = int(config["num_attention_heads"])
-    width = int(config.get("head_dim") or int(config["hidden_size"]) // heads)
-    return 2 * int(config.get("num_key_value_heads") or heads) * width * _BF16
-
-
-def _recurrent_state(text: Mapping[str, Any]) -> int:
+def _recurrent_state(target: Reader) -> int:
     """Bytes of one gated-delta layer: the float32 state (Hv, Dv, Dk) and the last rows of the bf16 convolution."""
-    if "linear_num_value_heads" not in text:
+    if not target.get("linear_num_value_heads", int, 0):
         return 0
-    keys = int(text["linear_num_key_heads"]) * int(text["linear_key_head_dim"])
-    values = int(text["linear_num_value_heads"]) * int(text["linear_value_head_dim"])
-    convolution = (int(text["linear_conv_kernel_dim"]) - 1) * (2 * keys + values) * _BF16
-    return convolution + values * int(text["linear_key_head_dim"]) * 4
+    key_dim = target.positive("linear_key_head_dim")
+    keys = target.positive("linear_num_key_heads") * key_dim
+    values = target.positive("linear_num_value_heads") * target.positive("linear_value_head_dim")
+    return (target.positive("linear_conv_kernel_dim") - 1) * (2 * keys + values) * _BF16 + values * key_dim * 4
 
 
 def memory() -> Memory:

@@ -1,8 +1,7 @@
 """A checkpoint folder on disk: its JSON read with care, and its weight files seen to be whole before any is loaded."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +37,8 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
     return config
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """The whole weight files of a checkpoint, their bytes on disk, and the bytes that text decoding loads."""
-
-    files: tuple[Path, ...]
-    disk_bytes: int
-    loaded_bytes: int
-
-
-def weights(folder: Path, name: str) -> Weights:
-    """Check every weight file's presence, header and length; raise CheckpointError that names the first bad one."""
+def weight_bytes(folder: Path, name: str) -> int:
+    """Return the bytes of weights to be loaded; raise CheckpointError that names the first missing, cut or bad file."""
     index = folder / "model.safetensors.index.json"
     paths = sorted(folder.glob("model*.safetensors"))
     if index.is_file():
@@ -57,16 +47,11 @@ def weights(folder: Path, name: str) -> Weights:
             raise CheckpointError(f"{name}: {index.name} has no weight_map")
         missing = sorted({str(shard) for shard in shards.values()} - {path.name for path in paths})
         if missing:
-            raise CheckpointError(
-                f"{name} is incomplete: {folder} lacks {', '.join(missing[:3])}, which {index.name} lists"
-            )
+            raise CheckpointError(f"{name} is incomplete: {folder} lacks {', '.join(missing[:3])} of {index.name}")
     if not paths:
         raise CheckpointError(f"{name}: {folder} holds no model*.safetensors; convert the weights or download it again")
-    headers = [header(path, name) for path in paths]
-    lengths = {
-        key: entry["data_offsets"][1] - entry["data_offsets"][0] for part in headers for key, entry in part.items()
-    }
-    return Weights(tuple(paths), sum(path.stat().st_size for path in paths), loaded_bytes(lengths))
+    parts = [header(path, name) for path in paths]
+    return loaded_bytes({key: entry["data_offsets"] for part in parts for key, entry in part.items()})
 
 
 def header(path: Path, name: str) -> dict[str, Mapping[str, Any]]:
@@ -90,6 +75,6 @@ def header(path: Path, name: str) -> dict[str, Mapping[str, Any]]:
     return entries
 
 
-def loaded_bytes(tensors: Mapping[str, int]) -> int:
-    """Sum the bytes of those tensors that text decoding loads."""
-    return sum(size for name, size in tensors.items() if not name.startswith(_SKIPPED))
+def loaded_bytes(offsets: Mapping[str, Sequence[int]]) -> int:
+    """Sum the bytes, given as [start, end], of those tensors that text decoding loads."""
+    return sum(end - start for name, (start, end) in offsets.items() if not name.startswith(_SKIPPED))

@@ -24,17 +24,8 @@ Progress = Callable[[str, int, int], None]
 
 # Nothing else of a repository is fetched: no other weight format, and no Python.
 DRAFT_FILES = ("config.json", "model*.safetensors", "model.safetensors.index.json")
-TARGET_FILES = (
-    *DRAFT_FILES,
-    "generation_config.json",
-    "tokenizer*.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.*",
-)
+_TOKENIZER = "tokenizer*.json tokenizer.model special_tokens_map.json added_tokens.json vocab.json merges.txt"
+TARGET_FILES = (*DRAFT_FILES, "generation_config.json", "chat_template.*", *_TOKENIZER.split())
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _STREAMS = 4  # files downloaded side by side; one connection rarely fills a fast line
 
@@ -105,14 +96,14 @@ def listing(repo: str, revision: str | None, patterns: tuple[str, ...]) -> Remot
     return remote
 
 
-def tensor_bytes(remote: Remote) -> dict[str, int]:
-    """Read every tensor's bytes from the weight files' headers on the hub, their data left where it is."""
+def tensor_offsets(remote: Remote) -> dict[str, tuple[int, int]]:
+    """Read where every tensor starts and ends from the headers of the weight files on the hub."""
     from huggingface_hub import HfApi
 
     with _one_line(remote.repo, remote.commit):
         read = partial(HfApi().parse_safetensors_file_metadata, remote.repo, revision=remote.commit)
         tensors = [read(file.name).tensors for file in remote.files if file.name.endswith(".safetensors")]
-    return {name: info.data_offsets[1] - info.data_offsets[0] for part in tensors for name, info in part.items()}
+    return {name: info.data_offsets for part in tensors for name, info in part.items()}
 
 
 def download(remote: Remote, files: tuple[File, ...], progress: Progress | None = None) -> Path:
@@ -196,14 +187,8 @@ def _fetch(remote: Remote, file: File, meter: _Meter) -> None:
         with _Sink(piece, meter) as sink:
             if sink.tell() > file.size:
                 sink.truncate(sink.seek(0))
-            http_get(
-                url,
-                sink,
-                resume_size=sink.tell(),
-                headers=build_hf_headers(),
-                expected_size=file.size,
-                tqdm_class=_Silent,
-            )
+            at, headers = sink.tell(), build_hf_headers()
+            http_get(url, sink, resume_size=at, headers=headers, expected_size=file.size, tqdm_class=_Silent)
             _verify(remote, file, piece)
             piece.replace(blob)
     link = remote.folder / file.name

@@ -8,7 +8,6 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from dflash_mlx import fit, hub
-from dflash_mlx.catalogue import Part, PresetStatus, catalogue, pull
 from dflash_mlx.checkpoint import Checkpoint
 from dflash_mlx.errors import CheckpointError
 from dflash_mlx.models import DraftConfig, DraftNet, Target, TargetConfig, build_target, load_draft
@@ -16,8 +15,6 @@ from dflash_mlx.models.presets import Preset
 from dflash_mlx.pairing import AS_STORED, Found, fetch, find, needed, request
 from dflash_mlx.text import Tokenizer
 from dflash_mlx.types import Sampling
-
-__all__ = ["Pair", "Part", "PresetStatus", "catalogue", "load", "pull"]
 
 T = TypeVar("T")
 _TIP = "--draft-bits 4 is usually faster"
@@ -47,18 +44,10 @@ class Pair:
 
 
 def load(
-    pair: str | None = None,
-    *,
-    model: str | None = None,
-    draft: str | None = None,
-    revision: str | None = None,
-    draft_revision: str | None = None,
-    draft_bits: int | None = None,
-    speculate: bool = True,
-    progress: hub.Progress | None = None,
-    lazy: bool = False,
-    widen: bool = True,
-) -> Pair:
+    pair: str | None = None, *, model: str | None = None, draft: str | None = None, revision: str | None = None,
+    draft_revision: str | None = None, draft_bits: int | None = None, speculate: bool = True,
+    progress: hub.Progress | None = None, lazy: bool = False, widen: bool = True,
+) -> Pair:  # fmt: skip
     """Load a preset by name, or `model` with `draft` (folders or hub ids), downloading only what is not here.
 
     `draft_bits` 4 or 8 quantizes the draft (16 leaves it as stored); `progress` hears of downloads. `lazy` leaves

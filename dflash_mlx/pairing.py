@@ -7,7 +7,7 @@ from typing import Any
 from dflash_mlx import checkpoint, fit, hub
 from dflash_mlx.checkpoint import Checkpoint
 from dflash_mlx.errors import OptionError, PairError
-from dflash_mlx.models.config import DraftConfig, TargetConfig
+from dflash_mlx.models.config import DraftConfig, Reader, TargetConfig
 from dflash_mlx.models.presets import FLAGSHIP, TINY, Preset, preset, presets
 
 Json = Mapping[str, Any]
@@ -30,14 +30,9 @@ class Found:
 
 
 def request(
-    pair: str | None,
-    model: str | None,
-    draft: str | None,
-    revision: str | None = None,
-    draft_revision: str | None = None,
-    draft_bits: int | None = None,
-    speculate: bool = True,
-) -> tuple[Preset, tuple[str, ...]]:
+    pair: str | None, model: str | None, draft: str | None, revision: str | None = None,
+    draft_revision: str | None = None, draft_bits: int | None = None, speculate: bool = True,
+) -> tuple[Preset, tuple[str, ...]]:  # fmt: skip
     """Resolve names to what is to be loaded, and notices; raise OptionError for options that contradict each other."""
     if draft_bits not in (None, 4, 8, AS_STORED):
         raise OptionError(f"draft_bits must be 4 or 8 (or {AS_STORED}, as stored), not {draft_bits!r}")
@@ -65,13 +60,11 @@ def _hint(model: str) -> str:
 
 def default_preset() -> tuple[Preset, str]:
     """Return the flagship on Apple Silicon with enough memory, else `tiny`, and one line that says why."""
-    flagship = preset(FLAGSHIP)
-    wanted = flagship.need_bytes or 0
+    wanted = preset(FLAGSHIP).need_bytes or 0
     if fit.is_apple_silicon() and wanted <= fit.memory().usable:
-        return flagship, f"pair: {FLAGSHIP} (the default on this machine)"
-    return preset(
-        TINY
-    ), f"pair: {TINY} (the default here; {FLAGSHIP} needs Apple Silicon and {fit.gb(wanted)} of memory)"
+        return preset(FLAGSHIP), f"pair: {FLAGSHIP} (the default on this machine)"
+    lacking = f"{FLAGSHIP} needs Apple Silicon and {fit.gb(wanted)} of memory"
+    return preset(TINY), f"pair: {TINY} (the default here; {lacking})"
 
 
 def find(asked: Preset) -> Found:
@@ -88,11 +81,12 @@ def find(asked: Preset) -> Found:
 
 def needed(found: Found, draft_bits: int | None) -> fit.Need:
     """Sum the memory a pair needs."""
-    if found.draft is None or found.draft_config is None:
-        return fit.need(found.target.weight_bytes, 0, found.target.config, None)
-    stored = found.draft_config.quantization or draft_bits in (None, AS_STORED)
-    draft = fit.quantized(found.draft.weight_bytes, None if stored else draft_bits)
-    return fit.need(found.target.weight_bytes, draft, found.target.config, found.draft.config)
+    config, draft = found.draft_config, 0
+    if found.draft is not None and config is not None:
+        bits = None if config.quantization or draft_bits == AS_STORED else draft_bits
+        draft = fit.quantized(found.draft.weight_bytes, bits)
+    read = Reader(found.target.name, found.target.config.get("text_config"), found.target.config)
+    return fit.need(found.target.weight_bytes, draft, read, config)
 
 
 def fetch(name: str, found: Found, progress: hub.Progress | None = None) -> Found:
@@ -118,20 +112,16 @@ def check_pair(target: TargetConfig, draft: DraftConfig, target_json: Json, draf
         wrong.append(f"vocabulary {draft.vocab_size} against {target.vocab_size}")
     if draft.mask_token_id in target.eos_ids:
         wrong.append(f"mask token {draft.mask_token_id}, which the target stops at")
-    theirs, ours = _special_ids(draft_json, "eos_token_id"), _special_ids(target_json)
+    theirs, ours = _ids(draft_json, "eos_token_id"), _ids(target_json, "bos_token_id", "eos_token_id", "pad_token_id")
     if theirs and ours and not theirs & ours:
         wrong.append(f"end token {_listed(theirs)} against special tokens {_listed(ours)}")
     if wrong:
         raise PairError(f"{draft.name} is no draft for {target.name}: " + "; ".join(wrong))
 
 
-def _special_ids(config: Mapping[str, Any], *keys: str) -> set[int]:
-    found: set[int] = set()
-    for place in (config, config.get("text_config") or {}):
-        for key in keys or ("bos_token_id", "eos_token_id", "pad_token_id"):
-            value = place.get(key)
-            found.update(value if isinstance(value, list) else [] if value is None else [value])
-    return found
+def _ids(config: Json, *keys: str) -> set[int]:
+    values = [place.get(key) for place in (config, config.get("text_config") or {}) for key in keys]
+    return {token for value in values for token in (value if isinstance(value, list) else [value]) if token is not None}
 
 
 def _listed(ids: set[int]) -> str:

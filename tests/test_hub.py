@@ -13,8 +13,9 @@ import huggingface_hub
 import pytest
 
 from dflash_mlx import fit, hub
+from dflash_mlx.catalogue import catalogue, pull
 from dflash_mlx.errors import CheckpointError, ResourceError
-from dflash_mlx.loading import catalogue, load, pull
+from dflash_mlx.loading import load
 
 DATA = Path(__file__).parent / "data" / "checkpoints"
 TARGET, DRAFT = "owner/target", "owner/draft"

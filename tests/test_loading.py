@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten
 from dflash_mlx import fit
 from dflash_mlx.errors import CheckpointError, OptionError, PairError, ResourceError
 from dflash_mlx.loading import load
+from dflash_mlx.models.config import DraftConfig, Reader
 
 DATA = Path(__file__).parent / "data" / "checkpoints"
 TARGET, DRAFT = DATA / "t-hybrid-fp32", DATA / "h-d2-slide"
@@ -264,8 +265,17 @@ class TestFit:
         assert 10**8 < have.usable <= have.total and have.rule
 
     def test_a_dense_target_has_keys_and_values_in_every_layer_and_no_state(self):
-        config = {"num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
-        need = fit.need(100, 0, config, None)
+        config = {"num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
+        need = fit.need(100, 0, Reader("a target", config), None)
         assert need.state == 0 and need.kv == 36 * 2 * 8 * 128 * 2 * fit.CONTEXT
-        full = {"num_hidden_layers": 5, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
-        assert fit.need(100, 0, config, full).kv - need.kv == 5 * 2 * 8 * 128 * 2 * fit.CONTEXT
+        values = json.loads((DRAFT / "config.json").read_text())
+        values |= {"layer_types": ["full_attention"] * 5, "num_key_value_heads": 4, "head_dim": 64}
+        full = fit.need(100, 0, Reader("a target", config), DraftConfig.from_json(values, "a draft"))
+        assert full.kv - need.kv == 5 * 2 * 4 * 64 * 2 * fit.CONTEXT
+
+    def test_a_config_with_gaps_is_named(self, tmp_path):
+        home = copied(DATA / "t-hybrid-fp32", tmp_path / "t")
+        values = json.loads((home / "config.json").read_text())
+        del values["text_config"]["num_attention_heads"]
+        (home / "config.json").write_text(json.dumps(values))
+        assert "config.json has no 'num_attention_heads'" in refusal(CheckpointError, model=home)
