@@ -14,12 +14,12 @@ from dflash_mlx.types import Options, Sampling
 
 def option(metavar: str, text: str, default: Any = None) -> Any:
     """Return a field that is an option with a value."""
-    return field(default=default, metadata={"typer": typer.Option(metavar=metavar, help=text)})
+    return field(default=default, metadata={"typer": typer.Option(default, metavar=metavar, help=text)})
 
 
 def flag(name: str, text: str) -> Any:
     """Return a field that is a switch called `name`."""
-    return field(default=False, metadata={"typer": typer.Option(name, help=text)})
+    return field(default=False, metadata={"typer": typer.Option(False, name, help=text)})
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -32,8 +32,8 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         if name not in groups
     ]
     for one in (one for kind in groups.values() for one in fields(kind)):
-        kind = Annotated[one.type, one.metadata["typer"]]
-        shown.append(inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=kind))
+        more = {"default": one.metadata["typer"], "annotation": one.type}
+        shown.append(inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, **more))
 
     @wraps(command)
     def run(**values: Any) -> None:
