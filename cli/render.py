@@ -62,8 +62,7 @@ class Screen:
         return shutil.get_terminal_size().columns if self.live else 10_000
 
     def line(self, text: str) -> None:
-        """Print one line on stderr, below a half line of the answer if there is one."""
-        self._close_line()
+        """Print one line on stderr."""
         print(text, file=self.err, flush=True)
 
     def note(self, text: str | None) -> None:
@@ -80,11 +79,10 @@ class Screen:
                 if chunk.text:
                     self._become(chunk.kind)
                     self._write(chunk.text)
-                self.note(chunk.cycle.notice if chunk.cycle else None)
         finally:
             self._become(None)
             self._close_line()
-        for notice in answer.stats.notices if answer.stats else ():
+        for notice in answer.stats.notices if answer.stats else ():  # not amid the answer, which may go to a file
             self.note(notice)
 
     def report(self, answer: Answer, max_tokens: int, figures: bool) -> None:
