@@ -8,9 +8,9 @@ import typer
 
 from dflash_mlx.cli import commands
 from dflash_mlx.cli.commands import Session
-from dflash_mlx.cli.options import DecodingOptions, NoDraft, PairOptions, SamplingOptions, ShowStats, TextOptions
+from dflash_mlx.cli.engine import open_pair
+from dflash_mlx.cli.options import DecodingOptions, PairOptions, SamplingOptions, TextOptions
 from dflash_mlx.cli.render import Answer, Screen
-from dflash_mlx.cli.start import open_pair, sampling_for
 from dflash_mlx.errors import DFlashError
 from dflash_mlx.types import Sampling
 
@@ -18,29 +18,21 @@ FENCE = '"""'
 
 
 def chat(
-    ctx: typer.Context,
-    no_draft: NoDraft = False,
-    stats: ShowStats = False,
-    *,
-    text: TextOptions,
-    sampling: SamplingOptions,
-    decoding: DecodingOptions,
-    pair: PairOptions,
+    ctx: typer.Context, *, text: TextOptions, sampling: SamplingOptions, decoding: DecodingOptions, pair: PairOptions
 ) -> None:
     """Talk with a pair. /help lists what else can be typed."""
-    settings = {**text.settings(), **decoding.settings(), "speculate": not no_draft}
+    settings = {**text.settings(), **decoding.settings()}
     sampling.over(Sampling())  # a bad value is refused before anything is loaded
     screen, engine = Screen.standard(), ctx.obj()
-    loaded, plan = open_pair(engine, screen, pair, settings, show=stats)
-    settings |= {"pair": loaded, "sampling": sampling.over(sampling_for(loaded, text.reasoning))}
-    session = Session(engine, screen, loaded, plan, settings)
-    reader = Reader(screen)
+    loaded, plan = open_pair(engine, screen, pair, settings, show=text.stats)
+    settings |= {"pair": loaded, "sampling": text.sampling(sampling, loaded)}
+    session, reader = Session(engine, screen, loaded, plan, settings), Reader(screen)
     if reader.interactive:
         screen.line("/help lists the commands, Ctrl-C ends an answer, Ctrl-D leaves")
     for message in reader.messages():
         if not commands.run(session, message):
             got = answer(session, message, strict=not reader.interactive)
-            screen.report(got, decoding.max_tokens, stats)
+            screen.report(got, decoding.max_tokens, text.stats)
         if not session.open:
             return
 
@@ -55,12 +47,8 @@ def answer(session: Session, message: str, *, strict: bool) -> Answer:
     try:
         session.screen.draw(session.engine.stream(asked, **session.settings), got)
     except KeyboardInterrupt:
-        kept = (
-            "the part above stays in the conversation"
-            if got.text
-            else "the message is dropped, nothing was answered yet"
-        )
-        session.screen.line(f"(stopped; {kept})")
+        kept, dropped = "the part above stays in the conversation", "the message is dropped, nothing was answered yet"
+        session.screen.line(f"(stopped; {kept if got.text else dropped})")
     except DFlashError as error:
         if strict:
             raise
@@ -88,36 +76,30 @@ class Reader:
 
     def messages(self) -> Iterator[str]:
         """Yield messages until the input ends or Ctrl-C comes twice in a row."""
-        interrupted = False
+        warned = False
         while True:
             try:
                 message = self._message()
             except KeyboardInterrupt:
-                if interrupted or not self.interactive:
+                if warned or not self.interactive:
                     raise
-                interrupted = True
+                warned = True
                 self.screen.line("\n(Ctrl-C again or Ctrl-D leaves)")
                 continue
+            warned = False
             if message is None:
-                if self.interactive:
-                    self.screen.line("")
                 return
-            interrupted = False
             if message.strip():
                 yield message
 
     def _message(self) -> str | None:
-        first = self._line("> ")
-        if first is None or not first.lstrip().startswith(FENCE):
-            return first
-        lines = [first.lstrip().removeprefix(FENCE)]
-        while not lines[-1].rstrip().endswith(FENCE):
-            more = self._line(". ")
-            if more is None:
-                return "\n".join(lines)
-            lines.append(more)
-        lines[-1] = lines[-1].rstrip().removesuffix(FENCE)
-        return "\n".join(lines).strip("\n")
+        text = self._line("> ")
+        if text is None or not text.lstrip().startswith(FENCE):
+            return text
+        text = text.lstrip().removeprefix(FENCE)
+        while not text.rstrip().endswith(FENCE) and (more := self._line(". ")) is not None:
+            text += f"\n{more}"
+        return text.rstrip().removesuffix(FENCE).strip("\n")
 
     def _line(self, prompt: str) -> str | None:
         """Return one line without its end, or None at the end of the input."""
@@ -126,8 +108,8 @@ class Reader:
             return line.rstrip("\r\n") if line else None
         if not self.screen.live:  # the answer goes to a file, which the prompt must not enter
             print(prompt, end="", file=self.screen.err, flush=True)
-            prompt = ""
         try:
-            return input(prompt)
+            return input(prompt if self.screen.live else "")
         except EOFError:
+            print(file=self.screen.err)
             return None

@@ -45,7 +45,7 @@ def _reset(session: Session) -> None:
 
 def _stats(session: Session) -> None:
     """Show how the answers ran."""
-    session.screen.line(banner(session.pair, session.plan))
+    session.screen.line(banner(session.pair, *session.plan[:2]))
     if not session.turns:
         session.screen.line("no answer yet")
         return

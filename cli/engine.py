@@ -1,8 +1,11 @@
-"""The one place where the commands meet the engine; a test hands `main` another one."""
+"""Where the commands meet the engine: a test hands `main` another one, and all of them load their pair here."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
+from dflash_mlx.cli.options import PairOptions
+from dflash_mlx.cli.render import Progress, Screen, banner
+from dflash_mlx.errors import OptionError
 from dflash_mlx.types import Chunk, Completion, Mode
 
 Plan = tuple[Mode, int, str | None]
@@ -23,12 +26,35 @@ class Engine(Protocol):
     def check(self) -> Callable[..., Iterator[Any]]: ...
 
 
-Loader = Callable[[], Engine]
-
-
 def load_engine() -> Engine:
     """Import the real engine, which is slow, and only then."""
     import dflash_mlx.api
 
     engine: Engine = dflash_mlx.api
     return engine
+
+
+def open_pair(
+    engine: Engine, screen: Screen, options: PairOptions, settings: Mapping[str, Any], *, show: bool
+) -> tuple[Any, Plan]:
+    """Return the loaded pair, and the mode and block size it will run with.
+
+    Notices always appear on stderr, the start-up line where someone watches or `show` asks for it.
+    """
+    wanted = {name: settings[name] for name in ("block_size", "block_cap", "speculate") if name in settings}
+    with Progress(screen, "loading …") as progress:
+        pair = engine.load(**options.given(), speculate=wanted.get("speculate", True), progress=progress)
+    plan = engine.plan(pair, **wanted)
+    for notice in (*pair.notices, plan[2]):
+        screen.note(notice)
+    if show or screen.err.isatty():
+        screen.line(banner(pair, *plan[:2]))
+    return pair, plan
+
+
+def open_drafted(engine: Engine, screen: Screen, options: PairOptions, settings: Mapping[str, Any]) -> Any:
+    """Return a pair for a command that compares with plain decoding; raise OptionError where it would be that."""
+    pair, plan = open_pair(engine, screen, options, settings, show=True)
+    if plan[0] == "plain":
+        raise OptionError("there is nothing to compare with plain decoding; give a draft and a block size above 1")
+    return pair

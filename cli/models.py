@@ -29,7 +29,14 @@ def row(status: "PresetStatus") -> tuple[str, ...]:
     memory = "-" if status.need_bytes is None else size(status.need_bytes)
     fits = "-" if status.fits is None else "yes" if status.fits else "no"
     name = f"{known.name} *" if status.default else known.name
-    return name, "built in" if known.embedded else here, " + ".join(weights), memory, fits, known.summary
+    return (
+        name,
+        "built in" if known.embedded else here,
+        " + ".join(weights) if any(part != "-" for part in weights) else "-",
+        memory,
+        fits,
+        known.summary,
+    )
 
 
 def _weights(part: "Part", stated: int | None) -> str:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -12,24 +12,32 @@ import typer
 from dflash_mlx.types import Options, Sampling
 
 
+def option(metavar: str, text: str, default: Any = None) -> Any:
+    """Return a field that is an option with a value."""
+    return field(default=default, metadata={"typer": typer.Option(default, metavar=metavar, help=text)})
+
+
+def flag(name: str, text: str) -> Any:
+    """Return a field that is a switch called `name`."""
+    return field(default=False, metadata={"typer": typer.Option(False, name, help=text)})
+
+
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Let Typer see each field of a command's dataclass parameters as an option of its own."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
-    shown: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(command).parameters.items():
-        if name not in groups:
-            shown.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
-            continue
-        types = get_type_hints(groups[name], include_extras=True)
-        shown += [
-            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=types[f.name])
-            for f in fields(groups[name])
-        ]
+    shown = [
+        parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in inspect.signature(command).parameters.items()
+        if name not in groups
+    ]
+    for one in (one for kind in groups.values() for one in fields(kind)):
+        more = {"default": one.metadata["typer"], "annotation": one.type}
+        shown.append(inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, **more))
 
     @wraps(command)
     def run(**values: Any) -> None:
-        made = {name: kind(**{f.name: values.pop(f.name) for f in fields(kind)}) for name, kind in groups.items()}
+        made = {name: kind(**{one.name: values.pop(one.name) for one in fields(kind)}) for name, kind in groups.items()}
         command(**values, **made)
 
     run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
@@ -37,62 +45,52 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+class _Given:
+    def given(self) -> dict[str, Any]:
+        """Return the options that were given, by name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
 @dataclass(frozen=True)
-class PairOptions:
+class PairOptions(_Given):
     """Which target and draft to load."""
 
-    pair: Annotated[str | None, typer.Option(metavar="NAME", help="A pair known by name; see `dflash-mlx models`.")] = (
-        None
-    )
-    model: Annotated[str | None, typer.Option(metavar="PATH|ID", help="A target: a folder or a hub id.")] = None
-    draft: Annotated[str | None, typer.Option(metavar="PATH|ID", help="The draft that belongs to it.")] = None
-    revision: Annotated[str | None, typer.Option(metavar="COMMIT", help="Revision of the target on the hub.")] = None
-    draft_revision: Annotated[str | None, typer.Option(metavar="COMMIT", help="Revision of the draft on the hub.")] = (
-        None
-    )
-    draft_bits: Annotated[int | None, typer.Option(metavar="4|8", help="Quantize the draft while loading.")] = None
-
-    def given(self) -> dict[str, Any]:
-        """Return the options as arguments of `load`, as far as they were given."""
-        named = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: value for name, value in named.items() if value is not None}
+    pair: str | None = option("NAME", "A pair known by name; see `dflash-mlx models`.")
+    model: str | None = option("PATH|ID", "A target: a folder or a hub id.")
+    draft: str | None = option("PATH|ID", "The draft that belongs to it.")
+    revision: str | None = option("COMMIT", "Revision of the target on the hub.")
+    draft_revision: str | None = option("COMMIT", "Revision of the draft on the hub.")
+    draft_bits: int | None = option("4|8", "Quantize the draft while loading.")
 
 
 @dataclass(frozen=True)
-class SamplingOptions:
+class SamplingOptions(_Given):
     """How tokens are drawn; what is not given comes from the pair."""
 
-    temperature: Annotated[float | None, typer.Option(metavar="T", help="0 is greedy; the pair has its own.")] = None
-    top_p: Annotated[float | None, typer.Option(metavar="P", help="Keep the likeliest tokens up to this share.")] = None
-    top_k: Annotated[int | None, typer.Option(metavar="K", help="Keep the K likeliest tokens; 0 keeps all.")] = None
-    min_p: Annotated[float | None, typer.Option(metavar="P", help="Drop tokens below this share of the likeliest.")] = (
-        None
-    )
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Draw the same answer again.")] = None
+    temperature: float | None = option("T", "0 is greedy; the pair has its own.")
+    top_p: float | None = option("P", "Keep the likeliest tokens up to this share.")
+    top_k: int | None = option("K", "Keep the K likeliest tokens; 0 keeps all.")
+    min_p: float | None = option("P", "Drop tokens below this share of the likeliest.")
+    seed: int | None = option("N", "Draw the same answer again.")
 
     def over(self, base: Sampling) -> Sampling:
         """Return `base` with the given values put over it; raise OptionError for one out of range."""
-        named = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(base, **{name: value for name, value in named.items() if value is not None})
+        return replace(base, **self.given())
 
 
 @dataclass(frozen=True)
 class DecodingOptions:
     """How far and how wide to decode."""
 
-    max_tokens: Annotated[int, typer.Option(metavar="N", help="End the answer after N tokens.")] = 2048
-    block_size: Annotated[int | None, typer.Option(metavar="N", help="Tokens per verify, anchor included.")] = None
-    no_block_cap: Annotated[bool, typer.Option("--no-block-cap", help="Allow wide blocks with a 4-bit target.")] = False
-    denoise_steps: Annotated[int, typer.Option(metavar="N", help="Draft passes over a block.")] = 1
+    max_tokens: int = option("N", "End the answer after N tokens.", 2048)
+    block_size: int | None = option("N", "Tokens per verify, anchor included.")
+    no_block_cap: bool = flag("--no-block-cap", "Allow wide blocks with a 4-bit target.")
+    denoise_steps: int = option("N", "Draft passes over a block.", 1)
 
     def settings(self) -> dict[str, Any]:
         """Return the options as arguments of `generate`; raise OptionError for a value out of range."""
-        named: dict[str, Any] = {
-            "max_tokens": self.max_tokens,
-            "block_size": self.block_size,
-            "block_cap": not self.no_block_cap,
-            "denoise_steps": self.denoise_steps,
-        }
+        named: dict[str, Any] = {**vars(self), "block_cap": not self.no_block_cap}
+        del named["no_block_cap"]
         Options(**named)
         return named
 
@@ -101,29 +99,38 @@ class DecodingOptions:
 class BriefDecodingOptions(DecodingOptions):
     """The same for commands that decode each prompt several times."""
 
-    max_tokens: Annotated[int, typer.Option(metavar="N", help="End each answer after N tokens.")] = 128
+    max_tokens: int = option("N", "End each answer after N tokens.", 128)
 
 
 @dataclass(frozen=True)
 class TextOptions:
-    """What goes around the prompt and ends the answer."""
+    """What goes around the prompt and ends the answer, and what is told about it."""
 
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None
-    reasoning: Annotated[str | None, typer.Option(metavar="LEVEL", help="off, low, medium or xhigh.")] = None
-    stop: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="End the answer before this text; repeatable.")
-    ] = None
+    system: str | None = option("TEXT", "System message.")
+    reasoning: str | None = option("LEVEL", "off, low, medium or xhigh.")
+    stop: list[str] | None = option("TEXT", "End the answer before this text; repeatable.")
+    no_draft: bool = flag("--no-draft", "Plain decoding, without the draft.")
+    stats: bool = flag("--stats", "Print speed and acceptance on stderr.")
 
     def settings(self) -> dict[str, Any]:
         """Return the options as arguments of `generate`; raise OptionError for a value out of range."""
         stop = tuple(self.stop or ())
         Options(stop=stop)
-        return {"system": self.system, "reasoning": self.reasoning, "stop": stop}
+        return {"system": self.system, "reasoning": self.reasoning, "stop": stop, "speculate": not self.no_draft}
+
+    def sampling(self, given: SamplingOptions, pair: Any) -> Sampling:
+        """Return the pair's own sampling, which differs where reasoning is off, under what was given."""
+        return given.over(pair.sampling_plain if self.reasoning == "off" else pair.sampling)
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-ShowStats = Annotated[bool, typer.Option("--stats", help="Print speed and acceptance on stderr.")]
-NoDraft = Annotated[bool, typer.Option("--no-draft", help="Plain decoding, without the draft.")]
-Files = Annotated[
-    list[Path] | None, typer.Option("--file", metavar="PATH", help="Put a file before the prompt; repeatable.")
-]
+@dataclass(frozen=True)
+class PromptOptions:
+    """How generate reads its prompt and prints the answer."""
+
+    file: list[Path] | None = option("PATH", "Put a file before the prompt; repeatable.")
+    raw: bool = flag("--raw", "Take the prompt as it stands, without the chat template.")
+    json: bool = flag("--json", "Print one JSON object.")
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Prompts = Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="Without any, five built-in ones.")]

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from dflash_mlx.cli.engine import Plan
-from dflash_mlx.types import Chunk, Finish, Stats
+from dflash_mlx.types import Chunk, Finish, Mode, Stats
 
 # A model may emit escape codes; on a terminal they would move the cursor or worse.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -36,10 +35,8 @@ class Answer:
 
     def add(self, chunk: Chunk) -> None:
         """Take in one chunk."""
-        if chunk.kind == "reasoning":
-            self.reasoning += chunk.text
-        else:
-            self.text += chunk.text
+        self.text += chunk.text if chunk.kind == "answer" else ""
+        self.reasoning += chunk.text if chunk.kind == "reasoning" else ""
         self.tokens += chunk.tokens
         self.finish_reason, self.stats = chunk.finish_reason, chunk.stats
 
@@ -48,26 +45,24 @@ class Screen:
     """Where a command draws: `out` takes the answer, `err` all else, and neither breaks into a line of the other."""
 
     def __init__(self, out: TextIO, err: TextIO) -> None:
-        self.out, self.err = out, err
-        self.live = out.isatty()
+        self.out, self.err, self.live = out, err, out.isatty()
         self.colour = self.live and not is_dumb()
         self._kind: str | None = None
-        self._ends_line = True
+        self._half: TextIO | None = None  # the stream whose last line is not complete
         self._noted: set[str] = set()
-
-    @property
-    def width(self) -> int:
-        """Columns of the terminal; a pipe takes lines of any length."""
-        return shutil.get_terminal_size().columns if self.live else 10_000
 
     @classmethod
     def standard(cls) -> "Screen":
         """Return the screen over this process's stdout and stderr."""
         return cls(sys.stdout, sys.stderr)
 
+    @property
+    def width(self) -> int:
+        """Columns of the terminal; a pipe takes lines of any length."""
+        return shutil.get_terminal_size().columns if self.live else 10_000
+
     def line(self, text: str) -> None:
-        """Print one line on stderr, below a half line of the answer if there is one."""
-        self.close_line()
+        """Print one line on stderr."""
         print(text, file=self.err, flush=True)
 
     def note(self, text: str | None) -> None:
@@ -81,12 +76,13 @@ class Screen:
         try:
             for chunk in chunks:
                 answer.add(chunk)
-                self._text(chunk.text, chunk.kind)
-                self.note(chunk.cycle.notice if chunk.cycle else None)
+                if chunk.text:
+                    self._become(chunk.kind)
+                    self._write(chunk.text)
         finally:
-            self._kind_is(None)
-            self.close_line()
-        for notice in answer.stats.notices if answer.stats else ():
+            self._become(None)
+            self._close_line()
+        for notice in answer.stats.notices if answer.stats else ():  # not amid the answer, which may go to a file
             self.note(notice)
 
     def report(self, answer: Answer, max_tokens: int, figures: bool) -> None:
@@ -98,44 +94,35 @@ class Screen:
         if figures and answer.stats:
             self.line(stats_line(answer.stats, answer.finish_reason))
 
-    def _text(self, text: str, kind: str) -> None:
-        if not text:
-            return
-        self._kind_is(kind)
-        text = _CONTROL.sub("", text) if self.live else text
-        stream = self.out if kind == "answer" or self.live else self.err
-        self._ends_line = text.endswith("\n") if text else self._ends_line  # first, as an interrupt may fall in between
-        stream.write(text)
-        stream.flush()
-
-    def _kind_is(self, kind: str | None) -> None:
+    def _become(self, kind: str | None) -> None:
         """Set reasoning apart: dim where colours are welcome, between marks on a plain terminal, else on stderr."""
         before, self._kind = self._kind, kind
         if kind == before:
             return
-        if kind == "reasoning":
-            self._mark(DIM if self.colour else "[reasoning]\n")
-        elif before == "reasoning":
-            self._mark(RESET if self.colour else "")
-            self.close_line(self.out if self.live else self.err)
-            if kind == "answer":
-                self._mark("\n" if self.colour else "[answer]\n")
+        opening, closing, between = (DIM, RESET, "\n") if self.colour else ("[reasoning]\n", "", "[answer]\n")
+        if before == "reasoning":
+            self.out.write(closing if self.live else "")
+            self._close_line()
+        mark = opening if kind == "reasoning" else between if before and kind else ""
+        self.out.write(mark if self.live else "")
 
-    def _mark(self, text: str) -> None:
-        if self.live:
-            self.out.write(text)
+    def _write(self, text: str) -> None:
+        stream = self.out if self.live or self._kind == "answer" else self.err
+        text = _CONTROL.sub("", text) if self.live else text
+        self._half = None if text.endswith("\n") else stream  # first, as an interrupt may fall in between
+        stream.write(text)
+        stream.flush()
 
-    def close_line(self, stream: TextIO | None = None) -> None:
-        """End a half-written line of the answer."""
-        if not self._ends_line:
-            print(file=stream or self.out, flush=True)
-            self._ends_line = True
+    def _close_line(self) -> None:
+        if self._half is not None:
+            print(file=self._half, flush=True)
+            self._half = None
 
 
 class Progress:
     """Loading and downloads, as one line that rewrites itself on a terminal, else a line where a download begins."""
 
-    def __init__(self, screen: Screen, begin: str = "loading …") -> None:
+    def __init__(self, screen: Screen, begin: str) -> None:
         self.err, self.begin = screen.err, begin
         self.live = self.err.isatty() and not is_dumb()
         self._begun: set[str] = set()
@@ -163,10 +150,9 @@ class Progress:
             self.err.flush()
 
 
-def banner(pair: Any, plan: Plan) -> str:
+def banner(pair: Any, mode: Mode, block_size: int) -> str:
     """Return the start-up line: the pair, and how it will run."""
-    mode, block_size, _ = plan
-    used = [pair.model_id, *([pair.draft_id] if mode != "plain" else [])]
+    used = [pair.model_id] if mode == "plain" else [pair.model_id, pair.draft_id]
     names = " + ".join(Path(name).name if Path(name).expanduser().is_dir() else name for name in used)
     how = "plain decoding" if mode == "plain" else f"{mode}, block {block_size}"
     return f"{names} · {how}" if pair.name == pair.model_id else f"{pair.name}: {names} · {how}"
@@ -174,16 +160,16 @@ def banner(pair: Any, plan: Plan) -> str:
 
 def stats_line(stats: Stats, finish: Finish | None) -> str:
     """Return one answer's figures in a line."""
-    facts = [
+    plain = stats.mode == "plain"
+    facts = (
         f"{stats.completion_tokens} tokens in {stats.decode_s:.2f} s ({stats.tokens_per_s:.1f} tokens/s)",
         f"prompt {stats.prompt_tokens} in {stats.prefill_s:.2f} s",
-        f"tau {stats.tau:.2f} in {stats.cycles} cycles" if stats.mode != "plain" else "",
-        f"{stats.mode}, block {stats.block_size}" if stats.mode != "plain" else "plain",
+        "plain" if plain else f"tau {stats.tau:.2f} in {stats.cycles} cycles · {stats.mode}, block {stats.block_size}",
         f"seed {stats.seed}" if stats.seed is not None else "",
         f"peak {size(stats.peak_bytes)}",
         f"ended by {finish}" if finish else "",
-    ]
-    return " · ".join(fact for fact in facts if fact)
+    )
+    return " · ".join(filter(None, facts))
 
 
 def size(count: int) -> str:

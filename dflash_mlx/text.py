@@ -21,43 +21,40 @@ class Piece(NamedTuple):
     kind: Kind = "answer"
 
 
-def _checked_text(text: object, what: str) -> str:
-    if not isinstance(text, str):
-        raise PromptError(f"{what} must be text, not {type(text).__name__}")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise PromptError(f"{what} is not valid Unicode text") from None
-    return text
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        raise PromptError(f"{what} must be text, not {type(value).__name__}")
+    if any("\ud800" <= char <= "\udfff" for char in value):
+        raise PromptError(f"{what} is not valid Unicode text")
+    return value
 
 
-def _as_chat(prompt: Any, raw: bool, system: str | None) -> list[Message]:
+def _messages(prompt: Sequence[Any]) -> list[Message]:
+    for at, message in enumerate(prompt):
+        if not isinstance(message, dict):
+            raise PromptError(f"message {at} must be a dict with role and content, not {message!r}")
+        role, content = message.get("role"), message.get("content")
+        if role not in ROLES:
+            raise PromptError(f"message {at} has role {role!r}; known roles are {', '.join(ROLES)}")
+        if content is not None or not message.get("tool_calls"):
+            _text(content, f"the content of message {at}")
+    if not any(message["role"] == "user" for message in prompt):
+        raise PromptError("the chat has no user message, so there is nothing to answer")
+    return list(prompt)
+
+
+def _as_chat(prompt: Any, system: str | None) -> list[Message]:
     """Return checked messages for a text or a list of messages, with `system` put first."""
-    if raw:
-        raise PromptError("a raw prompt must be one text; chat messages need the chat template")
     if isinstance(prompt, str):
-        if not _checked_text(prompt, "the prompt").strip():
+        if not _text(prompt, "the prompt").strip():
             raise PromptError("the prompt is empty")
         prompt = [{"role": "user", "content": prompt}]
-    messages = _checked_messages(prompt)
+    messages = _messages(prompt)
     if system is None:
         return messages
     if messages[0]["role"] == "system":
         raise PromptError("the chat already begins with a system message; leave out the other one")
-    return [{"role": "system", "content": _checked_text(system, "the system message")}, *messages]
-
-
-def _checked_messages(prompt: Sequence[Any]) -> list[Message]:
-    for at, message in enumerate(prompt):
-        if not isinstance(message, dict):
-            raise PromptError(f"message {at} must be a dict with role and content, not {message!r}")
-        if message.get("role") not in ROLES:
-            raise PromptError(f"message {at} has role {message.get('role')!r}; known roles are {', '.join(ROLES)}")
-        if not (message.get("content") is None and message.get("tool_calls")):
-            _checked_text(message.get("content"), f"the content of message {at}")
-    if not any(message["role"] == "user" for message in prompt):
-        raise PromptError("the chat has no user message, so there is nothing to answer")
-    return list(prompt)
+    return [{"role": "system", "content": _text(system, "the system message")}, *messages]
 
 
 class Tokenizer:
@@ -71,7 +68,8 @@ class Tokenizer:
         self.inner = wrapper._tokenizer
         self.eos_ids = frozenset(wrapper.eos_token_ids)
         self.vocab_size = vocab_size or len(self.inner)
-        self.special_ids = frozenset(i for i, token in self.inner.added_tokens_decoder.items() if token.special)
+        added = self.inner.added_tokens_decoder.items()
+        self.special_ids = frozenset(i for i, token in added if token.special and token.content not in (OPEN, CLOSE))
 
     @property
     def template(self) -> str | None:
@@ -81,7 +79,8 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """Return the text of `ids` exactly as the tokens spell it, control tokens only with `special`."""
-        text: str = self.inner.decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+        kept = [token for token in ids if special or token not in self.special_ids]
+        text: str = self.inner.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
     def is_byte(self, token: int) -> bool:
@@ -99,35 +98,28 @@ class Tokenizer:
 
         `raw` takes a text as it stands, without the chat template. `reasoning` is one of REASONING.
         """
-        if isinstance(prompt, str):
-            chat = not raw
-        elif isinstance(prompt, (list, tuple)) and prompt:
-            chat = not isinstance(prompt[0], int)
-        else:
+        if not isinstance(prompt, str) and (not isinstance(prompt, (list, tuple)) or not prompt):
             raise PromptError(f"a prompt is a text, chat messages or token ids, and not empty; this one is {prompt!r}")
-        if chat:
-            return self._render(_as_chat(prompt, raw, system), self._switches(reasoning))
+        as_it_stands = raw if isinstance(prompt, str) else isinstance(prompt[0], int)
+        if not as_it_stands and raw:
+            raise PromptError("a raw prompt must be one text; chat messages need the chat template")
+        if not as_it_stands:
+            return self._render(_as_chat(prompt, system), self._switches(reasoning))
         if system is not None or reasoning is not None:
             raise PromptError("a prompt taken as it stands has no place for a system message or a reasoning level")
-        return self._encode_raw(prompt) if isinstance(prompt, str) else self._checked_ids(prompt)
+        return self._raw(prompt) if isinstance(prompt, str) else self._ids(prompt)
 
-    def _encode_raw(self, prompt: str) -> list[int]:
-        bos = self.inner.bos_token
-        text = _checked_text(prompt, "the prompt")
-        begins = bool(bos) and text.startswith(bos)
-        ids: list[int] = self.inner.encode(text, add_special_tokens=not begins) if text else []
-        if not ids:
+    def _raw(self, prompt: str) -> list[int]:
+        text, bos = _text(prompt, "the prompt"), self.inner.bos_token
+        ids: list[int] = self.inner.encode(text, add_special_tokens=not (bos and text.startswith(bos)))
+        if not text or not ids:
             raise PromptError("the prompt is empty")
         return ids
 
-    def _checked_ids(self, prompt: Any) -> list[int]:
+    def _ids(self, prompt: Sequence[Any]) -> list[int]:
         for at, token in enumerate(prompt):
-            if not isinstance(token, int) or isinstance(token, bool):
-                raise PromptError(f"token {at} of the prompt must be an id, not {token!r}")
-            if not 0 <= token < self.vocab_size:
-                raise PromptError(
-                    f"token {at} of the prompt is {token}; the vocabulary has ids 0 to {self.vocab_size - 1}"
-                )
+            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < self.vocab_size:
+                raise PromptError(f"token {at} of the prompt is {token!r}, not an id from 0 to {self.vocab_size - 1}")
         return list(prompt)
 
     def _switches(self, reasoning: str | None) -> dict[str, Any]:
@@ -178,59 +170,58 @@ class _Detokenizer:
         if token in self.tokenizer.special_ids:
             return ""
         self.held.append(token)
-        text = self._text()
+        text = self.rest()
         if text.endswith("\ufffd") or self.tokenizer.is_byte(token):
             return ""
         self.shown, self.held = self.held, []
         return text
 
     def rest(self) -> str:
-        return self._text() if self.held else ""
-
-    def _text(self) -> str:
         return self.tokenizer.decode(self.shown + self.held)[len(self.tokenizer.decode(self.shown)) :]
 
 
-def _partial(text: str, marks: Iterable[str]) -> int:
-    """Return the length of the longest end of `text` that begins, but does not complete, one of `marks`."""
-    longest = max((len(mark) - 1 for mark in marks), default=0)
-    sizes = range(min(longest, len(text)), 0, -1)
-    return next((n for n in sizes if any(mark.startswith(text[-n:]) for mark in marks)), 0)
+def _safe(text: str, marks: Sequence[str]) -> int:
+    """Return how much of `text` cannot be the beginning of one of `marks`."""
+    longest = max(map(len, marks), default=1) - 1
+    starts = range(max(len(text) - longest, 0), len(text))
+    return next((at for at in starts if any(mark.startswith(text[at:]) for mark in marks)), len(text))
 
 
 class _Splitter:
-    """Text to pieces of reasoning and answer; only a think block before the answer counts, later tags are text."""
+    """Parts reasoning from the answer; only a think block before the answer counts, later tags are text."""
 
     def __init__(self, inside: bool) -> None:
         self.state: Literal["start", "inside", "answer"] = "inside" if inside else "start"
         self.held = ""
-        self.at_edge = inside  # line ends after a tag belong to the tag
+        self.at_edge = inside  # line ends behind a tag belong to the tag
 
-    def add(self, text: str, last: bool = False) -> list[Piece]:
+    def add(self, text: str, last: bool) -> tuple[str, str]:
+        """Return the reasoning and then the answer that `text` completes."""
         text, self.held = self.held + text, ""
-        pieces: list[Piece] = []
         if self.state == "start":
             lead = text.lstrip()
+            if OPEN.startswith(lead) and lead != OPEN and not last:
+                self.held = text
+                return "", ""
             if lead.startswith(OPEN):
                 self.state, self.at_edge, text = "inside", True, lead[len(OPEN) :]
-            elif OPEN.startswith(lead) and not last:
-                self.held = text
-                return []
             else:
                 self.state = "answer"
-        if self.state == "inside":
-            reasoning, tag, text = text.partition(CLOSE)
-            if not tag and not last and (n := _partial(reasoning, (CLOSE,))):
-                reasoning, self.held = reasoning[:-n], reasoning[-n:]
-            pieces += self._piece(reasoning, "reasoning")
-            if tag:
-                self.state, self.at_edge = "answer", True
-        return pieces + self._piece(text, "answer")
+        if self.state == "answer":
+            return "", self._trim(text)
+        reasoning, tag, answer = text.partition(CLOSE)
+        if not tag and not last:
+            safe = _safe(reasoning, (CLOSE,))
+            reasoning, self.held = reasoning[:safe], reasoning[safe:]
+        reasoning = self._trim(reasoning)
+        if tag:
+            self.state, self.at_edge = "answer", True
+        return reasoning, self._trim(answer)
 
-    def _piece(self, text: str, kind: Kind) -> list[Piece]:
+    def _trim(self, text: str) -> str:
         text = text.lstrip("\n") if self.at_edge else text
         self.at_edge = self.at_edge and not text
-        return [Piece(text, kind)] if text else []
+        return text
 
 
 class TextStream:
@@ -250,49 +241,36 @@ class TextStream:
         self._held = ""
 
     def feed(self, ids: Iterable[int]) -> list[Piece]:
-        """Return the pieces that `ids` complete, joined by kind; ids after a stop string are not taken."""
+        """Return the pieces that `ids` complete, neighbours of a kind as one; ids after a stop string are not taken."""
         pieces: list[Piece] = []
         for token in ids:
             if self.stopped:
                 break
             self.used += 1
             if token not in self._eos:
-                pieces += self._add(self._detokenizer.add(token), last=False)
-        return _joined(pieces)
+                self._add(pieces, self._detokenizer.add(token))
+        return pieces
 
     def finish(self) -> list[Piece]:
         """Return what was held back, once no more ids come."""
-        return [] if self.stopped else _joined(self._add(self._detokenizer.rest(), last=True))
+        pieces: list[Piece] = []
+        if not self.stopped:
+            self._add(pieces, self._detokenizer.rest(), last=True)
+        return pieces
 
-    def _add(self, text: str, last: bool) -> list[Piece]:
-        found: list[Piece] = []
-        for piece in self._splitter.add(text, last):
-            if piece.kind == "reasoning":
-                found.append(piece)
-            elif not self.stopped:
-                found.append(Piece(self._until_stop(piece.text)))
-        if last and not self.stopped:
-            found.append(Piece(self._held))
-        return found
+    def _add(self, pieces: list[Piece], text: str, last: bool = False) -> None:
+        reasoning, answer = self._splitter.add(text, last)
+        for part in (Piece(reasoning, "reasoning"), Piece(self._until_stop(answer, last))):
+            if part.text and pieces and pieces[-1].kind == part.kind:
+                pieces[-1] = Piece(pieces[-1].text + part.text, part.kind)
+            elif part.text:
+                pieces.append(part)
 
-    def _until_stop(self, text: str) -> str:
+    def _until_stop(self, text: str, last: bool) -> str:
         """Return the answer text that is certain; the stop string that is complete first wins, then the longer one."""
         text, self._held = self._held + text, ""
         ends = [(at + len(mark), at) for mark in self._stop if (at := text.find(mark)) >= 0]
-        if ends:
-            self.stopped = True
-            return text[: min(ends)[1]]
-        if n := _partial(text, self._stop):
-            text, self._held = text[:-n], text[-n:]
-        return text
-
-
-def _joined(pieces: Iterable[Piece]) -> list[Piece]:
-    """Return the non-empty pieces, neighbours of one kind as one."""
-    done: list[Piece] = []
-    for piece in pieces:
-        if done and done[-1].kind == piece.kind:
-            done[-1] = Piece(done[-1].text + piece.text, piece.kind)
-        elif piece.text:
-            done.append(piece)
-    return done
+        self.stopped = bool(ends)
+        safe = min(ends)[1] if ends else len(text) if last else _safe(text, self._stop)
+        self._held = text[safe:]
+        return text[:safe]

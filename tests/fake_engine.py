@@ -55,9 +55,12 @@ class FakeEngine:
                 if isinstance(part, BaseException):
                     raise part
                 yield self._chunk(part, at)
+            notices = tuple(part.notice for part in parts if isinstance(part, Cycle)) + (self.plan_[2],) * bool(
+                self.plan_[2]
+            )
             count = sum(isinstance(part, (str, tuple)) for part in parts)
             seed = options.get("sampling", Sampling()).seed
-            yield Chunk("", finish_reason=self.finish, stats=stats(completion_tokens=count, seed=seed))
+            yield Chunk("", finish_reason=self.finish, stats=stats(completion_tokens=count, seed=seed, notices=notices))
         finally:
             self.closed += 1
 

@@ -38,13 +38,12 @@ class TestStreams:
         engine = FakeEngine(ANSWER, plan=("plain", 1, None))
         assert transcript(["generate", "hi", "--stats"], engine)[2].startswith("fake: fake/target · plain decoding\n")
 
-    def test_notices_come_once_and_between_lines(self, transcript):
+    @pytest.mark.parametrize("tty", [True, False])
+    def test_notices_come_once_and_leave_the_answer_whole(self, transcript, tty):
         parked = Cycle((1,), (2,), 0, 0.1, notice="draft parked")
-        engine = FakeEngine(
-            ["half", parked, " line", parked], plan=("dflash2", 5, "block 8 lowered"), notices=("loaded",)
-        )
-        assert transcript(["generate", "hi"], engine) == (
-            0, "half\n line\n", "note: loaded\nnote: block 8 lowered\nnote: draft parked\n",
+        engine = FakeEngine(["half", parked, " line"], plan=("dflash2", 5, "block lowered"), notices=("loaded",))
+        assert transcript(["generate", "hi"], engine, out_tty=tty) == (
+            0, "half line\n", "note: loaded\nnote: block lowered\nnote: draft parked\n",
         )  # fmt: skip
 
     def test_an_answer_that_was_cut_off_says_so(self, transcript):
