@@ -161,7 +161,8 @@ def test_counts():
 def test_the_simdgroup_matrix_multiplies():
     source = (
         "const uint lane = thread_index_in_simdgroup;\n"
-        "const uint row = ((lane >> 4) << 2) + ((lane >> 1) & 3); const uint col = ((lane >> 3) & 1) * 4 + (lane & 1) * 2;\n"
+        "const uint row = ((lane >> 4) << 2) + ((lane >> 1) & 3);\n"
+        "const uint col = ((lane >> 3) & 1) * 4 + (lane & 1) * 2;\n"
         "simdgroup_matrix<float, 8, 8> a, b, c(0.0f);\n"
         "a.thread_elements()[0] = x[row * 8 + col]; a.thread_elements()[1] = x[row * 8 + col + 1];\n"
         "b.thread_elements()[0] = x[64 + row * 8 + col]; b.thread_elements()[1] = x[64 + row * 8 + col + 1];\n"

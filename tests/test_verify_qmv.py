@@ -193,7 +193,7 @@ def found(name, edit):
 def test_bytes_and_operations():
     """Each weight is read once for all rows, and five rows cost at most 9.1 lane operations a weight."""
     for m in (1, 5, 8):
-        w, x, seen = matrix(256, 2560), rows(m, 2560), {}
+        w, x, seen = matrix(256, 2560), rows(m, 2560), {}  # long enough for a loop
 
         def spy(body, inputs, template, groups, threads, outputs, seen=seen):
             arguments = (body, inputs, template, groups, threads, outputs)
@@ -206,6 +206,7 @@ def test_bytes_and_operations():
         assert bytes_.bytes["weight"]["requested"] == w.weight.nbytes
         assert bytes_.bytes["weight"]["once"] == w.weight.nbytes
         assert bytes_.bytes["scales"]["per_threadgroup"] == w.scales.nbytes
+        assert m <= counted.operations["fma"] / (256 * 2560) <= m + 0.5  # one a weight and row, and a little for groups
         if m == 5:
             assert counted.operations["total"] / (256 * 2560) <= 9.1
 

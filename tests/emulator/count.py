@@ -18,7 +18,11 @@ CLASSES = {
 CLASS = {opcode: name for name, opcodes in CLASSES.items() for opcode in opcodes}
 FREE = ("address",)  # folded into loads, or kept in scalar registers
 INSTRUCTION = re.compile(r"^  (?:%[\w.]+ = )?(?:tail |musttail |notail )?(\w+)")
-GUARD = re.compile(r"__sanitizer_cov_trace_pc_guard\(ptr .*?@__sancov_gen_(?:\.\d+)?(?:.*?i64 (\d+))?\)")
+# The guard is the array itself or an element of it, by index or (in other clangs) by byte.
+GUARD = re.compile(
+    r"__sanitizer_cov_trace_pc_guard\(ptr (?:@__sancov_gen_\)|getelementptr [\w ]*\(\[\d+ x i32\], ptr @__sancov_gen_,"
+    r" i64 0, i64 (?P<element>\d+)\)|getelementptr [\w ]*\(i8, ptr @__sancov_gen_, i64 (?P<byte>\d+)\))"
+)
 
 
 def operations(ir: str, blocks: list[int]) -> dict[str, int]:
@@ -30,9 +34,10 @@ def operations(ir: str, blocks: list[int]) -> dict[str, int]:
     ours = {"%0", "%1", *re.findall(r"^  (%\w+) = getelementptr .*?ptr %[01],", entry, flags=re.M)}
     for block in re.split(r"^\d+:.*$|^[\w.]+:.*$", entry, flags=re.M):
         guard = GUARD.search(block)
+        assert guard or "trace_pc_guard" not in block, block
         if not guard:
             continue
-        ran = blocks[int(guard[1] or 0) // 4]
+        ran = blocks[int(guard["element"] or 0) or int(guard["byte"] or 0) // 4]
         for line in block.splitlines():
             pointer = re.search(r"= load .*?ptr (%\w+)", line)
             if (name := _class(line)) and not (pointer and pointer[1] in ours):

@@ -85,16 +85,17 @@ inline float emu_element(const Words* all, int word, uint row, uint column) {
   const uint lane = (row >> 2) * 16 + (column >> 2) * 8 + (row & 3) * 2 + ((column >> 1) & 1);
   return as_type<float>(all[lane].w[word + (column & 1)]);
 }
-inline void emu_multiply(int site, simdgroup_float8x8& d, simdgroup_float8x8 a, simdgroup_float8x8 b, simdgroup_float8x8 c) {
+// Not inlined, so that counts of the kernel do not take in how this is done here.
+__attribute__((noinline)) inline simdgroup_float8x8 emu_product(
+    int site, simdgroup_float8x8 a, simdgroup_float8x8 b, simdgroup_float8x8 c) {
   Words mine = {{as_type<uint>(a.pair.x), as_type<uint>(a.pair.y), as_type<uint>(b.pair.x), as_type<uint>(b.pair.y)}};
   const Words* all = emu_meet(site, mine);
   const uint row = emu_row(emu_lane()), column = emu_column(emu_lane());
-  simdgroup_float8x8 out = c;
   for (uint k = 0; k < 8; k++) {
     const float left = emu_element(all, 0, row, k);
-    out.pair.x = fma(left, emu_element(all, 2, k, column), out.pair.x);
-    out.pair.y = fma(left, emu_element(all, 2, k, column + 1), out.pair.y);
+    c.pair.x = fma(left, emu_element(all, 2, k, column), c.pair.x);
+    c.pair.y = fma(left, emu_element(all, 2, k, column + 1), c.pair.y);
   }
-  d = out;
+  return c;
 }
-#define simdgroup_multiply_accumulate(d, a, b, c) emu_multiply(__LINE__, d, a, b, c)
+#define simdgroup_multiply_accumulate(d, a, b, c) (d) = emu_product(__LINE__, a, b, c)
