@@ -12,7 +12,7 @@ from dflash_mlx.errors import OptionError, PromptError
 from dflash_mlx.models import DraftNet, Target
 from dflash_mlx.sampling import Sampler
 from dflash_mlx.types import Cycle, Finish, Options
-from dflash_mlx.verifier import Verifier
+from dflash_mlx.verifier import Verifier, host_ids
 
 BLOCK_CAP = 5  # with weights of 4 bits or fewer, wider blocks cost more than they bring
 TRIAL_CYCLES, TRIAL_TAU = 32, 1.05  # a draft that yields less than this over its first cycles is given up
@@ -49,6 +49,7 @@ class Speculation:
     def absorb(self, features: mx.array, last: int) -> None:
         """Take in the features of committed rows; `last` is the lowest position that will still ask for them."""
         self.drafter.absorb(features, self.context, last)
+        mx.async_eval(self.context.arrays())  # or a long prompt's features would all be held until the first draft
 
     def propose(self, anchor: int, room: int) -> Draft | None:
         """Queue the next draft, of at most `room` proposals, without waiting for it; None when parked."""
@@ -88,8 +89,9 @@ def decode(
     for last_row, features in verifier.prefill(prompt, state, options.prefill_chunk):  # noqa: B007 - the last one is used
         if spec and features is not None:
             spec.absorb(features, last=len(prompt))
-    tokens, finish = _clip([int(verifier.first(last_row).item())], room, stop_ids)
-    emitted, drafted, accepted, notice = 1, (), 0, None
+    tokens, finish = _clip(host_ids(verifier.first(last_row)), room, stop_ids)
+    drafted: tuple[int, ...] = ()
+    emitted, accepted, notice = 1, 0, None
     while True:
         draft = spec.propose(tokens[-1], room - emitted) if spec and finish is None else None
         yield Cycle(tuple(tokens), drafted, accepted, time.perf_counter() - clock, finish, notice)

@@ -51,7 +51,7 @@ def compare(
     ids = mx.array([[*prompt, *plain[:position]]])
     logits = target.unembed(target.forward(ids, target.new_state(), tape=False).hidden[0, -1])
     tie = FULL_TIE if logits.dtype == mx.float32 else HALF_TIE
-    margin = (logits[plain[position]] - logits[speculative[position]]).astype(mx.float32).item()
+    margin = float((logits[plain[position]] - logits[speculative[position]]).astype(mx.float32))
     return replace(
         verdict,
         position=position,

@@ -1,7 +1,7 @@
 """Prefills a prompt, and checks a draft in one target forward."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import mlx.core as mx
 
@@ -18,6 +18,11 @@ class Checked(NamedTuple):
     accepted: int
     bonus: int
     features: mx.array | None
+
+
+def host_ids(ids: mx.array) -> list[int]:
+    """Return ids [n] as Python ints, waiting for them."""
+    return cast(list[int], ids.tolist())
 
 
 class Verifier:
@@ -42,8 +47,10 @@ class Verifier:
             ids = mx.concatenate([ids, draft.tokens])
         hidden, features = self.target.forward(ids[None], state, self.taps)
         accepted, bonus = self._judge(draft, hidden[0])
-        mx.eval(accepted, bonus, ids, state.arrays(), *([] if features is None else [features]))
-        return Checked(tuple(ids.tolist()[1:]), accepted.item(), bonus.item(), features)
+        outcome = mx.stack([accepted.astype(mx.int32), bonus.astype(mx.int32)])
+        mx.eval(outcome, ids, state.arrays(), *([] if features is None else [features]))
+        kept, token = host_ids(outcome)
+        return Checked(tuple(host_ids(ids)[1:]), kept, token, features)
 
     def first(self, hidden: mx.array) -> mx.array:
         """Return the id that follows a final-normed hidden row [1, D], as an array of one."""

@@ -211,7 +211,7 @@ def _causal(read: Reader, windows: tuple[int, ...]) -> tuple[bool, ...]:
     return tuple(bool(window) if stated is None else stated for window in windows)
 
 
-def _shapes(read: Reader) -> dict[str, int]:
+def _shapes(read: Reader) -> dict[str, Any]:
     heads, hidden, vocab = (read.positive(key) for key in ("num_attention_heads", "hidden_size", "vocab_size"))
     return {
         "hidden_size": hidden,

@@ -33,7 +33,7 @@ def convolve(x: mx.array, kernel: mx.array) -> mx.array:
     """Return sum over taps of kernel[tap] [L, D] times x [1, L, D] shifted down by tap rows, zeros moving in."""
     out = kernel[0] * x
     for tap in range(1, min(kernel.shape[0], x.shape[1])):
-        out = out + kernel[tap] * mx.pad(x[:, :-tap], ((0, 0), (tap, 0), (0, 0)))
+        out = out + kernel[tap] * mx.pad(x[:, :-tap], [(0, 0), (tap, 0), (0, 0)])
     return out
 
 
@@ -181,7 +181,7 @@ def top_ids(logits: mx.array, k: int, block: int = 128) -> mx.array:
     if width < 64 * block:
         return mx.argpartition(-logits, kth=k - 1, axis=-1)[:, :k]
     pad = -width % block
-    blocks = mx.pad(logits, ((0, 0), (0, pad)), constant_values=-mx.inf).reshape(rows, -1, block)
+    blocks = mx.pad(logits, [(0, 0), (0, pad)], constant_values=-mx.inf).reshape(rows, -1, block)
     best = mx.argpartition(-blocks.max(axis=-1), kth=k - 1, axis=-1)[:, :k]
     ids = (best[..., None] * block + mx.arange(block)).reshape(rows, -1)
     chosen = top_ids(mx.take_along_axis(blocks, best[..., None], axis=1).reshape(rows, -1), k)

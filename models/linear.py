@@ -55,7 +55,7 @@ class Stack:
         """Return each layer's output for x [..., K]."""
         if self.joined is None:
             return [project(layer, x) for layer in self.layers]
-        return mx.split(project(self.joined, x), self.ends[:-1], axis=-1)
+        return list(mx.split(project(self.joined, x), self.ends[:-1], axis=-1))
 
 
 def _kind(layer: nn.Module) -> tuple[Any, ...]:

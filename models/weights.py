@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -24,7 +25,7 @@ def load_draft(folder: Path, config: DraftConfig, bits: int | None = None, *, la
         raise OptionError(f"draft_bits must be 4 or 8, not {bits!r}")
     weights: dict[str, mx.array] = {}
     for file in sorted(folder.glob("*.safetensors")):
-        weights.update(mx.load(str(file)))
+        weights.update(cast(dict[str, mx.array], mx.load(str(file))))
     weights = {_settled(name): _bfloat16(array) for name, array in weights.items()}
     net = DraftNet(config)
     _quantize_as_stored(net, weights)
