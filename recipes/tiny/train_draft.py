@@ -1,0 +1,87 @@
+"""Train the draft on the target's own answers: `train_draft.py WORK_FOLDER --seconds 300`."""
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from data import Windows, batches
+from drafter import Draft
+from muon import Clock, Optimizers
+from objective import draft_blocks, eligible_anchors, losses, random_anchors
+from sample import load_target
+from shapes import SAID, SEED, DraftShape
+
+# Expected acceptance joins the losses in the second half, once the candidates are good.
+ACCEPT_FROM, ACCEPT_WEIGHT = 0.4, 1.0
+PLAIN = ("codebook", "base_kernel", "kernel_projection", "hidden_projection")
+
+
+def answered_rows(path: Path, limit: int | None) -> tuple[list[np.ndarray], Tensor]:
+    """Rows with only the sampled answer marked as said, and each row's temperature."""
+    with np.load(path) as file:
+        tokens, length, prompt = file["tokens"][:limit], file["length"][:limit], file["prompt"][:limit]
+        temperature = torch.from_numpy(file["temperature"][:limit]).float()
+    place = np.arange(tokens.shape[1])
+    marked = tokens.astype(np.uint16) | np.where(place >= prompt[:, None], np.uint16(SAID), np.uint16(0))
+    return [row[:n] for row, n in zip(marked, length, strict=True)], temperature
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("work", type=Path)
+    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--steps", type=int, default=10**9)
+    parser.add_argument("--batch", type=int, default=48, help="windows of 1,024 tokens a step")
+    parser.add_argument("--anchors", type=int, default=128, help="blocks a window")
+    parser.add_argument("--rows", type=int, default=None)
+    args = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(SEED)
+    torch.set_float32_matmul_precision("high")
+    torch._dynamo.config.recompile_limit = 32
+    target, draft = load_target(args.work / "target.safetensors", device), Draft(DraftShape()).to(device)
+    rows, temperature = answered_rows(args.work / "answers.npz", args.rows)
+    windows = Windows(rows, device)
+    heat = temperature.to(device)[windows.owner]
+    measure = losses
+    if device == "cuda":
+        for layer in (*target.layers, *draft.layers):
+            layer.compile()
+        measure = torch.compile(losses)
+    print(f"{sum(p.numel() for p in draft.parameters())} parameters, {len(rows)} rows, {len(windows)} windows", flush=True)
+    optimizers = Optimizers(draft, 0.02, 2e-3, PLAIN, fused=device == "cuda")
+    clock, tick = Clock(args.seconds), time.monotonic()
+    for step, lines in enumerate(batches(len(windows), args.batch, SEED, device)):
+        batch = windows.batch(lines)
+        anchors, good = random_anchors(eligible_anchors(*batch[1:]), args.anchors)
+        with torch.autocast(device, torch.bfloat16):
+            blocks = draft_blocks(target, draft, batch, heat[lines], anchors, good)
+            unary, selector, accepted, found = measure(target, draft, blocks)
+        share = clock.share()
+        accept_weight = ACCEPT_WEIGHT * min(1.0, max(0.0, (share - ACCEPT_FROM) / 0.1))
+        (unary + selector - accept_weight * accepted).backward()
+        optimizers.step(clock.factor())
+        if step == 0:
+            # The first step compiles; the budget starts after it.
+            clock, tick = Clock(args.seconds), time.monotonic()
+            continue
+        if step in (1, 10, 50) or step % 250 == 0:
+            tau, spent = 1 + accepted.item() * (draft.s.block - 1), time.monotonic() - tick
+            print(
+                f"step {step} share {share:.3f} unary {unary.item():.3f} selector {selector.item():.3f} "
+                f"expected tau {tau:.3f} recall {found.item():.3f} {spent:.0f} s",
+                flush=True,
+            )
+        if share >= 1 or step + 1 >= args.steps:
+            break
+    print(f"{step + 1} steps of {args.batch} x {args.anchors} blocks", flush=True)
+    save_file({k: v.contiguous() for k, v in draft.state_dict().items()}, args.work / "draft.safetensors")
+
+
+if __name__ == "__main__":
+    main()
