@@ -49,6 +49,12 @@ def _bf16(values: Any) -> bytes:
     return (np.asarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16).tobytes()
 
 
+def roomy() -> str:
+    """Return the memory file system where it has room for the files, which a slow disk would take minutes to write."""
+    memory = Path("/dev/shm")
+    return str(memory) if memory.is_dir() and shutil.disk_usage(memory).free > 30e9 else "/var/tmp"
+
+
 def write_pair(home: Path, layers: int, seed: int) -> None:
     """Write both checkpoints under `home`; the tokenizer is a small stand-in, since prompts are given as ids."""
     fill = Filler(seed)
@@ -87,14 +93,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=256, help="prompt length in tokens")
     parser.add_argument("--draft-bits", type=int, default=4, choices=(4, 8, 16))
-    parser.add_argument("--folder", default="/var/tmp", help="where the files are written and removed again")
+    parser.add_argument("--folder", help="where the files are written and removed again (default: memory, else disk)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     info = mx.device_info()
     facts: dict[str, Any] = {"device": f"{mx.default_device()} {info.get('device_name', '')}".strip()}
     facts |= {"system": platform.platform(), "mlx": mx.__version__, "layers": options.layers, "seed": options.seed}
-    with tempfile.TemporaryDirectory(dir=options.folder) as home:
+    with tempfile.TemporaryDirectory(dir=options.folder or roomy()) as home:
         start = time.perf_counter()
         write_pair(Path(home), options.layers, options.seed)
         facts |= {"write_s": time.perf_counter() - start}

@@ -173,7 +173,7 @@ def _fetch(remote: Remote, file: File, meter: _Meter) -> None:
     """Bring one file to its place: partial blob, verified blob, then the snapshot's link to it."""
     from huggingface_hub import HfApi
     from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+    from huggingface_hub.utils import build_hf_headers
 
     blob = _home(remote.repo) / "blobs" / file.etag
     piece = blob.with_name(f"{file.etag}.incomplete")

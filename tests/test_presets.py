@@ -1,11 +1,14 @@
 """The pairs known by name."""
 
+import json
+
 import pytest
 
 from dflash_mlx import pairing
 from dflash_mlx.errors import OptionError
 from dflash_mlx.fit import Memory
-from dflash_mlx.models.presets import preset, presets
+from dflash_mlx.loading import load
+from dflash_mlx.models.presets import package_folder, preset, presets
 from dflash_mlx.types import Sampling
 
 
@@ -25,6 +28,19 @@ def test_every_preset_names_two_checkpoints_and_pins_whole_commits_or_none(known
     assert known.embedded or all(part.count("/") == 1 for part in (known.model, known.draft))
     for revision in (known.revision, known.draft_revision):
         assert revision is None or (len(revision) == 40 and set(revision) <= set("0123456789abcdef"))
+
+
+EMBEDDED = [known for known in presets().values() if known.embedded and package_folder(known.model).is_dir()]
+
+
+@pytest.mark.parametrize("known", EMBEDDED, ids=[known.name for known in EMBEDDED])
+def test_an_embedded_pair_loads_small_and_with_the_defaults_its_own_config_states(known):
+    folders = [package_folder(part) for part in (known.model, known.draft)]
+    assert sum(file.stat().st_size for folder in folders for file in folder.iterdir()) <= 24e6
+    stated = json.loads((folders[0] / "generation_config.json").read_text())
+    assert known.sampling == Sampling(**{key: stated[key] for key in ("temperature", "top_p", "top_k")})
+    pair = load(known.name)
+    assert pair.draft is not None and set(stated["eos_token_id"]) <= pair.stop_ids and pair.revision is None
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():
