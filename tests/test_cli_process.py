@@ -102,14 +102,16 @@ class TestPipes:
         assert (done.returncode, done.stdout) == (0, b"wave ?\n")
 
 
-def test_a_paste_of_several_lines_is_one_message():
+def test_a_paste_of_several_lines_is_one_message(monkeypatch, tmp_path):
     readline = pytest.importorskip("readline")
     if "GNU" not in (readline.__doc__ or "") or readline._READLINE_VERSION < 0x801:
         pytest.skip("needs GNU readline 8.1 for bracketed paste")
+    (tmp_path / "inputrc").write_text("set enable-bracketed-paste off\n")
+    monkeypatch.setitem(ENVIRONMENT, "INPUTRC", str(tmp_path / "inputrc"))
     main, side = pty.openpty()
     with start("echo", "chat", stdin=side, stdout=side, stderr=side) as process:
         os.close(side)
-        read_until(main, rb"> $")
+        read_until(main, rb"\x1b\[\?2004h> $")  # the request for marks around a paste
         os.write(main, b"\x1b[200~def f():\n    return 1\x1b[201~\r")
         shown = read_until(main, rb"END\r\n.*> $")
         os.write(main, b"\x04")
@@ -119,11 +121,13 @@ def test_a_paste_of_several_lines_is_one_message():
 
 
 def read_until(terminal, mark):
+    """Return what a terminal shows up to a pattern, which must come within half a minute."""
     shown = b""
     deadline = time.monotonic() + 30
     while not re.search(mark, shown, re.DOTALL) and time.monotonic() < deadline:
         if select.select([terminal], [], [], 0.1)[0]:
             shown += os.read(terminal, 4096)
+    assert re.search(mark, shown, re.DOTALL), shown
     return shown
 
 
