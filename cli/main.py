@@ -16,7 +16,7 @@ def main(args: Sequence[str] | None = None, engine: object = None) -> int:
 
     `engine` is a function that returns the engine to use instead of dflash_mlx.api.
     """
-    sys.stdout = sys.stdout or io.StringIO()  # a process may be started without one
+    sys.stdout, sys.stderr = sys.stdout or io.StringIO(), sys.stderr or io.StringIO()  # a process may lack them
     try:
         code = _run(sys.argv[1:] if args is None else args, engine)
         sys.stdout.flush()

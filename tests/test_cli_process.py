@@ -117,6 +117,17 @@ class TestPipes:
         done = subprocess.run(line, shell=True, env=ENVIRONMENT, timeout=30, stderr=subprocess.PIPE)
         assert (done.returncode, done.stderr) == (0, b"")
 
+    def test_without_stderr_the_answer_stays_alone_on_stdout(self):
+        line = f"{sys.executable} {FAKE} short generate hi --stats </dev/null 2>&-"
+        done = subprocess.run(line, shell=True, env=ENVIRONMENT, timeout=30, stdout=subprocess.PIPE)
+        assert (done.returncode, done.stdout) == (0, b"Hello there.\n")
+
+    def test_a_pipe_that_sends_nothing_is_explained(self):
+        with start("short", "generate", "hi", stdin=subprocess.PIPE) as process:
+            assert process.stderr.readline().startswith(b"note: waiting for the pipe")
+            out, err = process.communicate(timeout=30)
+        assert (process.returncode, out, err) == (0, b"Hello there.\n", b"")
+
     def test_a_terminal_without_unicode_gets_marks(self):
         done = subprocess.run(
             command("wave", "generate", "hi"), env=ENVIRONMENT | {"PYTHONIOENCODING": "ascii"}, capture_output=True,
