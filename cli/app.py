@@ -14,7 +14,7 @@ from dflash_mlx.cli.models import models
 from dflash_mlx.cli.options import grouped
 from dflash_mlx.cli.pull import pull
 
-# Typer carries a click of its own or uses the installed one, depending on its version; this name is in both.
+# Typer carries a click of its own and has no public name for this class.
 UsageError: Any = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
+from dflash_mlx.cli.interrupts import leave_at_once
 from dflash_mlx.cli.options import PairOptions
 from dflash_mlx.cli.render import Progress, Screen, banner
 from dflash_mlx.errors import OptionError
@@ -28,7 +29,8 @@ class Engine(Protocol):
 
 def load_engine() -> Engine:
     """Import the real engine, which is slow, and only then."""
-    import dflash_mlx.api
+    with leave_at_once():
+        import dflash_mlx.api
 
     engine: Engine = dflash_mlx.api
     return engine

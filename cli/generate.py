@@ -3,8 +3,10 @@
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from select import select
 from typing import Annotated
 
 import typer
@@ -14,6 +16,8 @@ from dflash_mlx.cli.options import DecodingOptions, PairOptions, PromptOptions, 
 from dflash_mlx.cli.render import Answer, Screen
 from dflash_mlx.errors import OptionError, PromptError
 from dflash_mlx.types import Completion, Sampling
+
+PATIENCE_S = 3.0
 
 
 def generate(
@@ -47,12 +51,20 @@ def read_prompt(prompt: str | None, files: Sequence[Path]) -> str:
     if prompt not in (None, "-"):
         parts.append(prompt)
     terminal = sys.stdin is None or sys.stdin.isatty()
-    if not terminal and (piped := sys.stdin.read()).strip():
+    if not terminal and (piped := _piped()).strip():
         parts.append(piped)
     elif prompt == "-" or not parts:
         empty = "the prompt is empty: nothing came through the pipe"
         raise OptionError("give a prompt, or pipe one in") if terminal else PromptError(empty)
     return "\n\n".join(parts)
+
+
+def _piped() -> str:
+    """Read the pipe to its end; say so where it keeps the user waiting, for it may never end."""
+    with suppress(OSError, ValueError):  # a stream that cannot be waited for
+        if not select([sys.stdin], [], [], PATIENCE_S)[0]:
+            Screen.standard().note("waiting for the pipe, which has sent nothing yet (</dev/null if there is none)")
+    return sys.stdin.read()
 
 
 def _quoted(path: Path) -> str:

@@ -5,9 +5,10 @@ import os
 import sys
 from collections.abc import Sequence
 
+from dflash_mlx.cli.interrupts import INTERRUPTED, leave_at_once
 from dflash_mlx.errors import DFlashError, OptionError
 
-DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILED, USAGE = 0, 1, 2
 
 
 def main(args: Sequence[str] | None = None, engine: object = None) -> int:
@@ -15,7 +16,7 @@ def main(args: Sequence[str] | None = None, engine: object = None) -> int:
 
     `engine` is a function that returns the engine to use instead of dflash_mlx.api.
     """
-    sys.stdout = sys.stdout or io.StringIO()  # a process may be started without one
+    sys.stdout, sys.stderr = sys.stdout or io.StringIO(), sys.stderr or io.StringIO()  # a process may lack them
     try:
         code = _run(sys.argv[1:] if args is None else args, engine)
         sys.stdout.flush()
@@ -34,12 +35,12 @@ def main(args: Sequence[str] | None = None, engine: object = None) -> int:
 
 
 def _run(args: Sequence[str], engine: object) -> int:
-    # Imported here, so that an interrupt while Python still reads modules ends as quietly as a later one.
-    from typer import Exit
-    from typer.main import get_command
+    with leave_at_once():
+        from typer import Exit
+        from typer.main import get_command
 
-    from dflash_mlx.cli.app import UsageError, app
-    from dflash_mlx.cli.engine import load_engine
+        from dflash_mlx.cli.app import UsageError, app
+        from dflash_mlx.cli.engine import load_engine
 
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show a character gets a mark, not an error

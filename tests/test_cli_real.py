@@ -126,6 +126,9 @@ class TestRefusals:
         assert (code, err.count("\n")) == (1, 1)
         assert "4096" in err
 
+    def test_speculation_that_cannot_run(self, transcript):
+        self.refused(transcript, ["--model", TARGET], "needs a draft", code=2, args=["--block-size", "4"])
+
     def test_no_network(self, transcript):
         self.refused(transcript, ["--model", "someone/model"], "someone/model", "network")
 
