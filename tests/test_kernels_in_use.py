@@ -37,7 +37,9 @@ def test_a_greedy_run_is_the_twins_run_cycle_by_cycle(block):
     options = Options(max_tokens=TOKENS)
 
     def cycles():
-        return [(c.tokens, c.accepted) for c in pairs.run(model, net if block > 1 else None, prompt, options, block=block)]
+        return [
+            (c.tokens, c.accepted) for c in pairs.run(model, net if block > 1 else None, prompt, options, block=block)
+        ]
 
     want, seen = cycles(), []
     with borrow(launcher(Mode.BARE, seen)):
@@ -45,7 +47,7 @@ def test_a_greedy_run_is_the_twins_run_cycle_by_cycle(block):
     assert got == want
     assert {"prepare", "verify_qmv"} <= set(seen)
     if block > 1:
-        assert KERNELS <= set(seen)
+        assert set(seen) >= KERNELS
         assert any(accepted for _, accepted in got)
         assert any(accepted < block - 1 for _, accepted in got[1:]), "no cycle had a rejection"
 
