@@ -1,6 +1,6 @@
 """The kernels' own text on an NVIDIA GPU through MLX's CUDA back end: parity, compute-sanitizer and speed.
 
-python benchmarks/kernels_cuda.py [--json FILE] [--cases N] [--skip parity,sanitizer,speed,forward]
+python benchmarks/kernels_cuda.py [--json FILE] [--seconds S] [--skip warm,speed,forward,correct]
 
 What it shows: that the text computes what it should on real hardware, and how its cost grows with rows there.
 It says nothing about the speed of an Apple chip.
@@ -24,8 +24,11 @@ from dflash_mlx.metal import gate, linear, recurrent
 from dflash_mlx.metal.linear import Quantized
 
 TOLERANCE = {mx.bfloat16: 4e-3, mx.float16: 6e-4, mx.float32: 1e-6}
-SHAPES = [(17408, 5120), (5120, 17408), (248320, 5120), (10240, 5120), (5120, 6144), (1024, 5120)]
+BIG = [(17408, 5120), (5120, 17408), (248320, 5120)]
+SMALL = [(5120, 6144), (1024, 5120)]
+STACKED = [(16480, 5120), (14336, 5120), (34816, 5120)]
 COLD_BYTES = 400 << 20  # several times the L2
+LINKS = 24
 
 
 def matrix(n, k, bits=4, group=64, dtype=mx.bfloat16, seed=0):
@@ -56,15 +59,15 @@ def check_linear(draw):
     dtype = list(TOLERANCE)[draw.integers(3)]
     bits, group = (4, 8)[draw.integers(2)], (32, 64, 128)[draw.integers(3)]
     m, n, k = int(draw.integers(1, 9)), int(draw.integers(8, 700)), group * int(draw.integers(1, 2560 // group))
-    name, failed = f"{dtype} {bits}-bit/{group} m={m} {n}x{k}", []
+    name, failed, team = f"{dtype} {bits}-bit/{group} m={m} {n}x{k}", [], (1, 2, 4)[draw.integers(3)]
     for seed in range(4):
         w = matrix(n, k, bits, group, dtype, seed=int(draw.integers(1 << 30)))
         x = mx.random.normal((m, k), key=mx.random.key(seed)).astype(dtype)
-        y = linear._rows(w, x, (1, 2, 4)[seed % 3])
+        y = linear._rows(w, x, team)
         if not error(y, true_product(w, x)) <= TOLERANCE[dtype]:
             failed.append(f"numbers: {name} {error(y, true_product(w, x)):.1e}")
         row = seed % m
-        if not mx.array_equal(linear._rows(w, x[row : row + 1]), y[row : row + 1]):
+        if not mx.array_equal(linear._rows(w, x[row : row + 1], team), y[row : row + 1]):
             failed.append(f"row {row} alone differs: {name}")
         if not mx.array_equal(linear._best(w, x), mx.argmax(y, axis=-1)):
             failed.append(f"argmax: {name}")
@@ -107,41 +110,59 @@ def check_delta(draw):
     return failed
 
 
-def parity(seed, cases):
-    """Random checks in this process; prints what failed and the count."""
-    draw = np.random.default_rng(seed)
-    failed = []
-    for i in range(cases):
-        failed += (check_delta if i % 8 == 7 else check_linear)(draw)
+def parity(seed, budget_s):
+    """Random checks in this process for so many seconds; prints what failed and the count."""
+    draw, failed, cases, start = np.random.default_rng(seed), [], 0, time.monotonic()
+    while time.monotonic() - start < budget_s:
+        failed += (check_delta if cases % 6 == 5 else check_linear)(draw)
+        cases += 1
     print(json.dumps({"cases": cases, "failed": failed}))
 
 
-def parity_in_parallel(cases):
-    """Compiling is most of the work, so it is spread over processes."""
-    workers = max(1, (os.cpu_count() or 2) - 2)
-    each = -(-cases // workers)
-    command = [sys.executable, __file__, "--cases", str(each), "--parity-seed"]
-    running = [subprocess.Popen([*command, str(i)], stdout=subprocess.PIPE, text=True) for i in range(workers)]
-    results = [json.loads(p.communicate()[0].splitlines()[-1]) for p in running]
-    return {"shapes": sum(r["cases"] for r in results), "failed": [f for r in results for f in r["failed"]]}
+def spread(kind, workers, *arguments, before=()):
+    """This script in several processes, since compiling is most of the work."""
+    command = [*before, sys.executable, __file__, *arguments, f"--{kind}"]
+    pipe = subprocess.PIPE
+    return [subprocess.Popen([*command, str(i)], stdout=pipe, stderr=pipe, text=True) for i in range(workers)]
 
 
-def sanitize():
-    """memcheck, racecheck and synccheck over a few shapes; the exit code is the tool's."""
+def correct(budget_s):
+    """Parity over random shapes, and memcheck, racecheck and synccheck over a few, side by side."""
     tool = shutil.which("compute-sanitizer")
-    if not tool:
-        return {"not run": "no compute-sanitizer here"}
-    inner = [sys.executable, __file__, "--cases", "8", "--parity-seed", "99"]
-    tools = ("memcheck", "racecheck", "synccheck")
-    running = [
-        subprocess.Popen([tool, "--tool", t, "--error-exitcode", "9", *inner], stdout=subprocess.PIPE, text=True)
-        for t in tools
+    tools = ("memcheck", "racecheck", "synccheck") if tool else ()
+    watched = [
+        spread("parity", 1, "--seconds", "25", before=[tool, "--tool", t, "--error-exitcode", "9"])[0] for t in tools
     ]
-    outputs = [p.communicate()[0] for p in running]
-    return {
-        t: {"exit": p.returncode, "summary": [line for line in o.splitlines() if "SUMMARY" in line]}
-        for t, p, o in zip(tools, running, outputs, strict=True)
-    }
+    workers = spread("parity", max(1, (os.cpu_count() or 2) - 4), "--seconds", str(budget_s))
+    results = [json.loads(p.communicate()[0].splitlines()[-1]) for p in workers]
+    outcome = {"shapes": sum(r["cases"] for r in results), "failed": [f for r in results for f in r["failed"]]}
+    for name, process in zip(tools, watched, strict=True):
+        output, errors = process.communicate()
+        lines = [line for line in output.splitlines() if "SUMMARY" in line or "cases" in line] or errors.splitlines()[
+            -3:
+        ]
+        outcome[name] = {"exit": process.returncode, "lines": lines}
+    return outcome
+
+
+def jobs():
+    """Every (shape, rows, outputs a team) that is timed."""
+    for n, k in BIG:
+        for m in (1, 5):
+            yield from ((n, k, m, team) for team in (2, 4, 8))
+    for n, k in BIG + SMALL + STACKED:
+        for m in range(1, 9) if (n, k) in BIG[:2] else (1, 5):
+            yield n, k, m, linear._outputs_per_team(n, m)
+
+
+def warm(index, workers):
+    """Compile this worker's share of the timed kernels into MLX's cache on disk."""
+    for i, (n, k, m, team) in enumerate(dict.fromkeys(jobs())):
+        if i % workers == index:
+            w = matrix(n, k)
+            mx.eval(linear._rows(w, mx.ones((m, k), mx.bfloat16), team))
+            if n == 248320 and team == linear._outputs_per_team(n, m):
+                mx.eval(linear._best(w, mx.ones((m, k), mx.bfloat16)))
 
 
 @mx.compile
@@ -150,44 +171,45 @@ def glue(x, y):
     return x + y[..., :1] * 0
 
 
-def seconds(calls, x, turns=7):
-    """Median seconds of a call in a chain of true dependencies, less the chain's own glue."""
+def seconds(links, x, join=glue, turns=9):
+    """Median seconds of a link in a chain of true dependencies; the clock runs while the device works."""
 
-    def chain(links):
+    def chain():
         y = x
-        for _ in range(max(1, 24 // len(links))):
-            for link in links:
-                y = glue(x, link(y))
+        for i in range(LINKS):
+            y = join(x, links[i % len(links)](y))
+        start = time.perf_counter()
         mx.eval(y)
+        return time.perf_counter() - start
 
-    def timed(links):
-        chain(links)
-        took = []
-        for _ in range(turns):
-            start = time.perf_counter()
-            chain(links)
-            took.append(time.perf_counter() - start)
-        return median(took) / (max(1, 24 // len(links)) * len(links))
+    chain(), chain()
+    return median(chain() for _ in range(turns)) / LINKS
 
-    return timed(calls) - timed([lambda y: y] * len(calls))
+
+def copies(n, k):
+    return [matrix(n, k, seed=i) for i in range(max(2, -(-COLD_BYTES // (n * k // 2))))]
 
 
 def speed():
-    """Microseconds by shape, rows and outputs a team, ours and stock."""
-    table = []
-    for n, k in SHAPES:
-        copies = [matrix(n, k, seed=i) for i in range(max(1, -(-COLD_BYTES // (n * k // 2))))]
-        for m in range(1, 9):
-            x = mx.random.normal((m, k)).astype(mx.bfloat16)
-            row = {"shape": f"{n}x{k}", "m": m}
-            for team in (1, 2, 4, 8):
-                if team * m <= 32 and not (team == 1 and n > 20000):
-                    row[f"R{team}"] = seconds([partial(linear._rows, w, team=team) for w in copies], x) * 1e6
-            row["chosen"] = row[f"R{linear._outputs_per_team(n, m)}"]
-            row["best"] = min(v for key, v in row.items() if key[0] == "R")
-            if m in (1, 2, 5, 8):
-                row["stock"] = seconds([w.stock for w in copies], x, turns=3) * 1e6
+    """Microseconds of a call, ours and stock: single shapes with the chain's glue, and feed-forward pairs without."""
+    table = [{"glue alone": seconds([lambda y: y], mx.zeros((5, 5120), mx.bfloat16)) * 1e6}]
+    for n, k in BIG + SMALL:
+        weights = copies(n, k)
+        for m in (1, 5):
+            x, row = mx.random.normal((m, k)).astype(mx.bfloat16), {"shape": f"{n}x{k}", "rows": m}
+            chosen = linear._outputs_per_team(n, m)
+            for team in sorted({2, 4, 8, chosen} if (n, k) in BIG else {chosen}):
+                row[f"R{team}"] = seconds([partial(linear._rows, w, team=team) for w in weights], x) * 1e6
+            row |= {"chosen": row[f"R{chosen}"], "stock": seconds([w.stock for w in weights], x, turns=3) * 1e6}
             table.append(row)
+    ups, downs = copies(17408, 5120), copies(5120, 17408)
+    for m in range(1, 9):
+        x = mx.random.normal((m, 5120)).astype(mx.bfloat16)
+        row = {"shape": "17408x5120 then 5120x17408", "rows": m}
+        for name, product in (("ours", linear._rows), ("stock", Quantized.stock)):
+            pairs = [lambda y, u=u, d=d, p=product: p(d, p(u, y)) for u, d in zip(ups, downs, strict=True)]
+            row[name] = seconds(pairs, x, join=lambda _, y: y, turns=9 if name == "ours" else 3) * 1e6
+        table.append(row)
     return table
 
 
@@ -245,35 +267,37 @@ def forward():
 
 def show(result):
     """One table."""
-    for name in ("parity", "sanitizer"):
-        print(name, json.dumps(result.get(name, "skipped"))[:1500])
     for row in result.get("speed", []):
-        cells = " ".join(f"{key}={v:.1f}" if isinstance(v, float) else f"{v}" for key, v in row.items())
-        print(cells)
+        print(" ".join(f"{key}={v:.1f}" if isinstance(v, float) else f"{key}={v}" for key, v in row.items()))
     print("forward_ms", json.dumps(result.get("forward", "skipped")))
+    print("correct", json.dumps(result.get("correct", "skipped"))[:3000])
 
 
 def main():
     """Everything not skipped, one after another."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--json", type=Path)
-    options.add_argument("--cases", type=int, default=600)
+    options.add_argument("--seconds", type=float, default=70)
     options.add_argument("--skip", default="")
-    options.add_argument("--parity-seed", type=int)
+    options.add_argument("--parity", type=int, help=argparse.SUPPRESS)
+    options.add_argument("--warm", type=int, help=argparse.SUPPRESS)
     chosen = options.parse_args()
-    if chosen.parity_seed is not None:
-        return parity(chosen.parity_seed, chosen.cases)
-    jobs = {
+    workers = max(1, (os.cpu_count() or 2) - 2)
+    if chosen.parity is not None:
+        return parity(chosen.parity, chosen.seconds)
+    if chosen.warm is not None:
+        return warm(chosen.warm, workers)
+    parts = {
+        "warm": lambda: [p.communicate()[1][-300:] for p in spread("warm", workers)],
         "speed": speed,
         "forward": forward,
-        "parity": lambda: parity_in_parallel(chosen.cases),
-        "sanitizer": sanitize,
+        "correct": lambda: correct(chosen.seconds),
     }
     result = {"device": str(mx.device_info()), "date": time.strftime("%Y-%m-%d")}
-    for name, job in jobs.items():
+    for name, part in parts.items():
         if name not in chosen.skip.split(","):
             start = time.perf_counter()
-            result[name] = job()
+            result[name] = part()
             print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
             if chosen.json:
                 chosen.json.write_text(json.dumps(result, indent=1))

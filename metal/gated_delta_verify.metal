@@ -1,6 +1,6 @@
 // Gated delta rule over the rows of a block, with a tape instead of snapshots.
 //   q, k [B, T, HK, DK] X (normalised), v [B, T, HV, DV] X, g [B, T, HV] float, beta [B, T, HV] Y, state [B, HV, DV, DK] float
-//   tape_k [B, P, HK, DK] X, tape_g [B, P, HV] float, tape_delta [B, P, HV, DV] float, keep [1] int: tape rows that were accepted
+//   tape_k [B, P, HK, DK] X, tape_g [B, P, HV] float, tape_delta [B, P, HV, DV] float, counts [3] int: T, P, and how many tape rows were accepted
 //   -> y [B, T, HV, DV] X, committed [B, HV, DV, DK] float (state after the kept tape rows), delta [B, T, HV, DV] float
 // A team of 8 lanes owns one row of the state, float4s in turn; it stays in registers from the one load to the one store.
 // A tape row repeats the two roundings that its step made (decay, then one fma), so replaying is bit-equal to having stepped.
@@ -22,7 +22,9 @@ for (int j = 0; j < QUADS; j++) {
   s[j * 4 + 2] = four.z;
   s[j * 4 + 3] = four.w;
 }
-const int kept = keep[0];
+const int T = counts[0];
+const int P = counts[1];
+const int kept = counts[2];
 for (int t = 0; t < kept; t++) {
   const float decay = tape_g[(b * P + t) * HV + hv];
   const float change = tape_delta[((b * P + t) * HV + hv) * DV + dv];

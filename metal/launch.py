@@ -42,7 +42,7 @@ BODIES = {
         Body(
             "gated_delta_verify",
             ("gated_delta_verify",),
-            ("q", "k", "v", "g", "beta", "state", "tape_k", "tape_g", "tape_delta", "keep"),
+            ("q", "k", "v", "g", "beta", "state", "tape_k", "tape_g", "tape_delta", "counts"),
             ("y", "committed", "delta"),
         ),
     )

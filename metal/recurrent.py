@@ -51,6 +51,19 @@ def gated_delta(
     return (kernel if _serves(rows, state) else twin)(rows, state, tape, keep)
 
 
+def twin(rows: Rows, state: mx.array, tape: Tape | None = None, keep: int = 0) -> Result:
+    """`gated_delta` in plain ops: row by row, each row rounding as a call of one row does."""
+    state = state if tape is None else replay(state, tape, keep)
+    repeats = rows.v.shape[2] // rows.k.shape[2]
+    q, k = (mx.repeat(a, repeats, -2) if repeats > 1 else a for a in rows[:2])
+    committed, ys, deltas = state, [], []
+    for t in range(q.shape[1]):
+        y, state, delta = _step()(q[:, t], k[:, t], *(a[:, t] for a in rows[2:]), state)
+        ys.append(y)
+        deltas.append(delta)
+    return mx.stack(ys, axis=1), committed, Tape(rows.k, rows.g, mx.stack(deltas, axis=1))
+
+
 def replay(state: mx.array, tape: Tape, keep: int) -> mx.array:
     """Return `state` [B, Hv, Dv, Dk] float32 after the first `keep` rows of a tape, as the rows themselves left it."""
     repeats = tape.g.shape[2] // tape.k.shape[2]
@@ -59,19 +72,6 @@ def replay(state: mx.array, tape: Tape, keep: int) -> mx.array:
         state = state * tape.g[:, t, :, None, None]
         state = state + k[:, t, :, None, :] * tape.delta[:, t, ..., None]
     return state
-
-
-def twin(rows: Rows, state: mx.array, tape: Tape | None = None, keep: int = 0) -> Result:
-    """`gated_delta` in plain ops: row by row, each row rounding as a call of one row does."""
-    repeats = rows.v.shape[2] // rows.k.shape[2]
-    state = state if tape is None else replay(state, tape, keep)
-    q, k = (mx.repeat(a, repeats, -2) if repeats > 1 else a for a in rows[:2])
-    committed, ys, deltas = state, [], []
-    for t in range(q.shape[1]):
-        y, state, delta = _step()(q[:, t], k[:, t], *(a[:, t] for a in rows[2:]), state)
-        ys.append(y)
-        deltas.append(delta)
-    return mx.stack(ys, axis=1), committed, Tape(rows.k, rows.g, mx.stack(deltas, axis=1))
 
 
 @cache
@@ -107,11 +107,12 @@ def kernel(rows: Rows, state: mx.array, tape: Tape | None = None, keep: int = 0)
     hv, dv = rows.v.shape[2:]
     if tape is None:
         tape = Tape(mx.zeros((b, 1, hk, dk), rows.k.dtype), mx.zeros((b, 1, hv)), mx.zeros((b, 1, hv, dv)))
-    sizes = {"T": t, "P": tape.g.shape[1], "HK": hk, "HV": hv, "DK": dk, "DV": dv}
+    # Row counts change from cycle to cycle, so they are data and not template arguments: one compilation serves all.
+    counts = mx.array([t, tape.g.shape[1], keep], mx.int32)
     y, committed, delta = launch(
         "gated_delta_verify",
-        [*rows, state, *tape, mx.array([keep], mx.int32)],
-        {"X": rows.q.dtype, "Y": rows.beta.dtype, **sizes},
+        [*rows, state, *tape, counts],
+        {"X": rows.q.dtype, "Y": rows.beta.dtype, "HK": hk, "HV": hv, "DK": dk, "DV": dv},
         groups=b * hv * dv // 16,
         threads=128,
         outputs=[((b, t, hv, dv), rows.q.dtype), (state.shape, mx.float32), ((b, t, hv, dv), mx.float32)],
