@@ -35,8 +35,9 @@ def bench(
     for one in compare(engine.generate, prompts or PROMPTS, samplings(loaded.sampling), **settings):
         found.append(one)
         screen.line(f"{len(found)} timed: {one.ratio:.2f}x at temperature {one.temperature:g}")
-    told = jsonlib.dumps([asdict(one) | {"ratio": one.ratio} for one in found], ensure_ascii=False)
-    print(told if json else report(found, screen.width))
+    results = [asdict(one) | {"ratio": one.ratio} for one in found]
+    told = {"model": loaded.model_id, "draft": loaded.draft_id, "repeats": repeats, "results": results}
+    print(jsonlib.dumps(told, ensure_ascii=False) if json else report(found, screen.width))
 
 
 def report(results: "Sequence[Result]", width: int) -> str:
@@ -50,4 +51,7 @@ def report(results: "Sequence[Result]", width: int) -> str:
         mean = geometric_mean(r.ratio for r in results if r.temperature == temperature)
         which = "speculative" if mean > 1 else "plain"
         lines.append(f"temperature {temperature:g}: {mean:.2f}x, {which} is faster")
+    differing = sum(r.equal is False for r in results)
+    if differing:
+        lines.append(f"{differing} greedy answers differ from plain decoding; `dflash-mlx check` tells why")
     return "\n".join(lines)

@@ -65,10 +65,16 @@ class TestBench:
 
     def test_json(self, transcript):
         out = transcript(["bench", "one", "--repeats", "1", "--json"], FakeEngine(*[["a", "b"]] * 6))[1]
-        assert [(row["temperature"], row["ratio"], row["equal"]) for row in json.loads(out)] == [
-            (0.0, 1.0, True),
-            (0.7, 1.0, None),
-        ]
+        told = json.loads(out)
+        assert (told["model"], told["draft"], told["repeats"]) == ("fake/target", "fake/draft", 1)
+        assert [(row["temperature"], row["ratio"], row["equal"]) for row in told["results"]] == [
+            (0.0, 1.0, True), (0.7, 1.0, None),
+        ]  # fmt: skip
+
+    def test_an_answer_that_differs_is_told(self, transcript):
+        engine = FakeEngine(["a"], ["a"], ["a", "b"], ["a"], ["a"], ["a"])
+        out = transcript(["bench", "one", "--repeats", "1"], engine)[1]
+        assert out.endswith("1 greedy answers differ from plain decoding; `dflash-mlx check` tells why\n")
 
 
 class TestShared:
