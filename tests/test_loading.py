@@ -86,7 +86,7 @@ class TestLoading:
         assert pair.target_config.eos_ids == (510, 7) and pair.stop_ids == {510, 7}
 
     def test_the_tokenizer_s_own_end_token_stops_too(self, tmp_path):
-        """Conversions often keep the base model's end of text in config.json and the turn's end in the tokenizer alone."""
+        """Conversions may keep the base model's end of text in config.json, and the end of a turn in the tokenizer."""
         home = copied(TARGET, tmp_path / "t", config={"eos_token_id": 3}, nested={})
         values = json.loads((home / "config.json").read_text())
         values["text_config"]["eos_token_id"] = 3
