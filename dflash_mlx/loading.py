@@ -86,7 +86,7 @@ def _build(asked: Preset, found: Found, notices: list[str], lazy: bool, widen: b
         revision=found.target.commit,
         sampling=asked.sampling,
         sampling_plain=asked.sampling_plain,
-        stop_ids=frozenset({*config.eos_ids, *tokenizer.eos_token_ids, tokenizer.eos_token_id}),
+        stop_ids=frozenset({*config.eos_ids, *tokenizer.eos_token_ids}),
         notices=tuple(notices),
     )
 

@@ -85,6 +85,15 @@ class TestLoading:
         pair = load(model=str(home))
         assert pair.target_config.eos_ids == (510, 7) and pair.stop_ids == {510, 7}
 
+    def test_the_tokenizer_s_own_end_token_stops_too(self, tmp_path):
+        """Conversions may keep the base model's end of text in config.json, and the end of a turn in the tokenizer."""
+        home = copied(TARGET, tmp_path / "t", config={"eos_token_id": 3}, nested={})
+        values = json.loads((home / "config.json").read_text())
+        values["text_config"]["eos_token_id"] = 3
+        (home / "config.json").write_text(json.dumps(values))
+        pair = load(model=str(home))
+        assert pair.tokenizer.decode([510], special=True) == "<|im_end|>" and pair.stop_ids == {3, 510}
+
     def test_a_tensor_of_a_native_predictor_changes_nothing(self, tmp_path):
         home = copied(TARGET, tmp_path / "t")
         arrays = tensors(home)
