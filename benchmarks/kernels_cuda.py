@@ -54,7 +54,7 @@ def error(y, want):
     return float(np.linalg.norm(np.array(y.astype(mx.float32), np.float64) - want) / np.linalg.norm(want))
 
 
-def check_linear(draw):
+def check_linear(draw, tile=True):
     """One random shape: numbers, row by row equality, argmax, the matrix tile where it fits; returns what failed."""
     dtype = list(TOLERANCE)[draw.integers(3)]
     bits, group = (4, 8)[draw.integers(2)], (32, 64, 128)[draw.integers(3)]
@@ -72,9 +72,9 @@ def check_linear(draw):
         if not mx.array_equal(linear._best(w, x), mx.argmax(y, axis=-1)):
             failed.append(f"argmax: {name}")
     chunk = 256 // bits
-    if group % chunk == 0 and m >= 6:
-        tile = linear._tile(w, x)
-        if not error(tile, true_product(w, x)) <= TOLERANCE[dtype]:
+    if tile and group % chunk == 0 and m >= linear.TILE_FROM:
+        product = linear._tile(w, x)
+        if not error(product, true_product(w, x)) <= TOLERANCE[dtype]:
             failed.append(f"tile: {name}")
     return failed
 
