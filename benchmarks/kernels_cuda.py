@@ -29,6 +29,7 @@ SMALL = [(5120, 6144), (1024, 5120)]
 STACKED = [(16480, 5120), (14336, 5120), (34816, 5120)]
 COLD_BYTES = 400 << 20  # several times the L2
 LINKS = 24
+TEAMS = (1, 2, 4, 8)
 
 
 def matrix(n, k, bits=4, group=64, dtype=mx.bfloat16, seed=0):
@@ -54,7 +55,7 @@ def error(y, want):
     return float(np.linalg.norm(np.array(y.astype(mx.float32), np.float64) - want) / np.linalg.norm(want))
 
 
-def check_linear(draw):
+def check_linear(draw, tile=True):
     """One random shape: numbers, row by row equality, argmax, the matrix tile where it fits; returns what failed."""
     dtype = list(TOLERANCE)[draw.integers(3)]
     bits, group = (4, 8)[draw.integers(2)], (32, 64, 128)[draw.integers(3)]
@@ -72,9 +73,9 @@ def check_linear(draw):
         if not mx.array_equal(linear._best(w, x), mx.argmax(y, axis=-1)):
             failed.append(f"argmax: {name}")
     chunk = 256 // bits
-    if group % chunk == 0 and m >= 6:
-        tile = linear._tile(w, x)
-        if not error(tile, true_product(w, x)) <= TOLERANCE[dtype]:
+    if tile and group % chunk == 0 and m >= linear.TILE_FROM:
+        product = linear._tile(w, x)
+        if not error(product, true_product(w, x)) <= TOLERANCE[dtype]:
             failed.append(f"tile: {name}")
     return failed
 
@@ -149,7 +150,7 @@ def jobs():
     """Every (shape, rows, outputs a team) that is timed."""
     for n, k in BIG:
         for m in (1, 5):
-            yield from ((n, k, m, team) for team in (2, 4, 8))
+            yield from ((n, k, m, team) for team in TEAMS)
     for n, k in BIG + SMALL + STACKED:
         for m in range(1, 9) if (n, k) in BIG[:2] else (1, 5):
             yield n, k, m, linear._outputs_per_team(n, m)
@@ -198,7 +199,7 @@ def speed():
         for m in (1, 5):
             x, row = mx.random.normal((m, k)).astype(mx.bfloat16), {"shape": f"{n}x{k}", "rows": m}
             chosen = linear._outputs_per_team(n, m)
-            for team in sorted({2, 4, 8, chosen} if (n, k) in BIG else {chosen}):
+            for team in sorted({*TEAMS, chosen} if (n, k) in BIG else {chosen}):
                 row[f"R{team}"] = seconds([partial(linear._rows, w, team=team) for w in weights], x) * 1e6
             row |= {"chosen": row[f"R{chosen}"], "stock": seconds([w.stock for w in weights], x, turns=3) * 1e6}
             table.append(row)

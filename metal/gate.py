@@ -19,7 +19,7 @@ from dflash_mlx.metal.launch import backend, digest
 RACE_BYTES = 256 << 20  # more than any Apple chip's last-level cache
 TOLERANCE = 1e-2  # of a float32 reference: bfloat16 outputs alone round by 2e-3, a wrong index gives about 1
 Proof = Callable[[], float]
-Race = Callable[[], dict[int, tuple[float, float]]]
+Race = Callable[[], dict[int, tuple[float, float, int]]]  # by rows: seconds ours, seconds stock, the blocking that won
 
 _allowed = [True]
 _notice: list[Callable[[str], None]] = [lambda line: warnings.warn(line, RuntimeWarning, stacklevel=2)]
@@ -49,6 +49,13 @@ def wins(kernel: str, shape: str, race: Race) -> bool:
     if verdict is None:
         verdict = _judge(kernel, shape, race)
     return bool(verdict["on"])
+
+
+def choice(kernel: str, shape: str, rows: int) -> int | None:
+    """The blocking that won the race nearest below `rows`, or None where there was none."""
+    times = _verdicts().get(f"{kernel} {shape}", {}).get("times", {})
+    raced = [m for m in map(int, times) if m <= rows]
+    return int(times[str(max(raced))][2]) if raced else None
 
 
 def agrees(kernel: str, shape: str, proof: Proof, rows: int = 0) -> bool:
@@ -86,7 +93,7 @@ def report() -> list[str]:
     for name, verdict in sorted(_verdicts().items()):
         times = ", ".join(
             f"{m} rows {ours * 1e6:.0f} us (stock {stock * 1e6:.0f})"
-            for m, (ours, stock) in verdict.get("times", {}).items()
+            for m, (ours, stock, _) in verdict.get("times", {}).items()
         )
         lines.append(f"  {name}: {'on' if verdict['on'] else 'off, ' + verdict.get('reason', '')} {times}".rstrip())
     return lines
@@ -119,11 +126,11 @@ def _judge(kernel: str, shape: str, race: Race) -> dict[str, Any]:
     # A note left by a run that never came back means that this very race hung or crashed the machine.
     _remember(name, {"on": False, "reason": "an earlier trial did not come back"})
     try:
-        times = race()
+        times = {str(m): result for m, result in race().items()}
     except (RuntimeError, ValueError) as error:
         switch_off(kernel, shape, f"{error}".splitlines()[0])
         return _verdicts()[name]
-    lost = [m for m, (ours, stock) in times.items() if ours > 1.05 * stock]
+    lost = [m for m, (ours, stock, _) in times.items() if ours > 1.05 * stock]
     if lost:
         switch_off(kernel, shape, f"slower than the stock kernel at {lost[0]} rows")
         _verdicts()[name]["times"] = times

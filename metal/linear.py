@@ -12,6 +12,7 @@ from dflash_mlx.metal.launch import backend, launch
 
 TILE = 8  # rows that one launch serves
 MOST_ROWS = 2 * TILE  # the widest block; more rows than that are prefill, which the stock kernels do well
+ACCUMULATORS = 24  # sums a lane may hold: R * M
 TILE_FROM = 6  # rows from which the matrix kernel may pay
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
@@ -98,7 +99,7 @@ def _serves(matrix: Quantized, x: mx.array) -> bool:
     if not gate.enabled() or backend() is None or not matrix.fits(x):
         return False
     key = _key(matrix, x)
-    if not gate.wins("verify_qmv", key, lambda: _race(matrix, x.dtype, _rows, (1, 5))):
+    if not gate.wins("verify_qmv", key, lambda: _race(matrix, x.dtype, BLOCKINGS, (1, 5))):
         return False
     rows = x.size // x.shape[-1]
     heights = {min(rows, TILE), rows % TILE or TILE}
@@ -112,7 +113,7 @@ def _serves_tile(matrix: Quantized, x: mx.array) -> bool:
     if m < TILE_FROM or k % chunk or matrix.group_size % chunk or gate.matrix_units_are_unproved():
         return False
     key = _key(matrix, x)
-    return gate.wins("verify_qmm", key, lambda: _race(matrix, x.dtype, _tile, (8, 16))) and gate.agrees(
+    return gate.wins("verify_qmm", key, lambda: _race(matrix, x.dtype, {1: _tile}, (8, 16))) and gate.agrees(
         "verify_qmm", key, lambda: _proof(matrix, x.dtype, m, _tile), rows=m
     )
 
@@ -122,15 +123,14 @@ def _key(matrix: Quantized, x: mx.array) -> str:
     return f"{n}x{k} {matrix.bits}-bit/{matrix.group_size} {str(matrix.scales.dtype)[10:]}->{str(x.dtype)[10:]}"
 
 
-def _outputs_per_team(n: int, m: int) -> int:
-    """R: as many as registers allow, fewer where n alone would not fill the GPU; it moves work, never a rounding."""
-    if m > 6 or n <= 8192:
-        return 2 if n > 2048 else 1
-    return 4
+def _outputs_per_team(n: int, m: int, raced: int | None = None) -> int:
+    """R: what won the race or a guess, within the registers that m rows leave; it moves work, never a rounding."""
+    wanted = raced or (4 if n > 8192 else 2 if n > 2048 else 1)
+    return next(team for team in (8, 4, 2, 1) if team <= wanted and team * m <= ACCUMULATORS)
 
 
-def _launch_dot(name: str, matrix: Quantized, x: mx.array, team: int) -> list[mx.array]:
-    """Prepare x [M, K] and run a body that starts with qmv_dot."""
+def _launch_dot(name: str, matrix: Quantized, x: mx.array, team: int | None) -> list[mx.array]:
+    """Prepare x [M, K] and run a body that starts with qmv_dot; `team` is R where it is not to be chosen here."""
     n, k = matrix.shape
     m = x.shape[0]
     span = 128 // matrix.bits
@@ -144,6 +144,7 @@ def _launch_dot(name: str, matrix: Quantized, x: mx.array, team: int) -> list[mx
         threads=64,
         outputs=[((steps * 8 * span * m,), mx.float32), ((steps * m * 8,), mx.float32)],
     )
+    team = team or _outputs_per_team(n, m, gate.choice("verify_qmv", _key(matrix, x), m))
     groups = ceil(n / (4 * team))
     cuda = backend() == "cuda"
     best = [((m, groups), mx.float32), ((m, groups), mx.uint32)]
@@ -160,8 +161,10 @@ def _launch_dot(name: str, matrix: Quantized, x: mx.array, team: int) -> list[mx
 
 
 def _rows(matrix: Quantized, x: mx.array, team: int | None = None) -> mx.array:
-    n, _ = matrix.shape
-    return _launch_dot("verify_qmv", matrix, x, team or _outputs_per_team(n, x.shape[0]))[0]
+    return _launch_dot("verify_qmv", matrix, x, team)[0]
+
+
+BLOCKINGS: dict[int, Kernel] = {team: partial(_rows, team=team) for team in (1, 2, 4, 8)}
 
 
 def _tile(matrix: Quantized, x: mx.array) -> mx.array:
@@ -188,9 +191,8 @@ def _tile(matrix: Quantized, x: mx.array) -> mx.array:
 
 
 def _best(matrix: Quantized, x: mx.array) -> mx.array:
-    n, _ = matrix.shape
     m = x.shape[0]
-    value, place = _launch_dot("head_argmax", matrix, x, _outputs_per_team(n, m))
+    value, place = _launch_dot("head_argmax", matrix, x, None)
     return launch(
         "argmax_finish",
         [value, place],
@@ -220,18 +222,22 @@ def _head_proof(matrix: Quantized, dtype: mx.Dtype) -> float:
 
 
 def _race(
-    matrix: Quantized, dtype: mx.Dtype, kernel: Kernel, heights: tuple[int, ...]
-) -> dict[int, tuple[float, float]]:
-    """Seconds a call (ours, stock) by number of rows, in chains over copies of the weights that no cache holds."""
+    matrix: Quantized, dtype: mx.Dtype, kernels: dict[int, Kernel], heights: tuple[int, ...]
+) -> dict[int, tuple[float, float, int]]:
+    """Seconds a call (ours, stock) by number of rows, in chains over copies of the weights that no cache holds.
+
+    `kernels` are ours by blocking; the fastest counts, and its blocking is told.
+    """
     copies = [matrix]
     while matrix.weight.nbytes * len(copies) < gate.RACE_BYTES:
-        copies.append(
-            Quantized(matrix.weight + 0, matrix.scales + 0, matrix.biases + 0, matrix.group_size, matrix.bits)
-        )
-        mx.eval(copies[-1].weight, copies[-1].scales, copies[-1].biases)
+        weight, scales, biases = matrix.weight + 0, matrix.scales + 0, matrix.biases + 0
+        mx.eval(weight, scales, biases)
+        copies.append(Quantized(weight, scales, biases, matrix.group_size, matrix.bits))
     times = {}
     for m in heights:
         x = _activations(matrix, dtype, m)
-        ours = gate.chain_seconds([partial(kernel, c) for c in copies], x)
-        times[m] = ours, gate.chain_seconds([c.stock for c in copies], x)
+        fits = {team: kernel for team, kernel in kernels.items() if team * m <= ACCUMULATORS}
+        ours = {team: gate.chain_seconds([partial(kernel, c) for c in copies], x) for team, kernel in fits.items()}
+        winner = min(ours, key=ours.__getitem__)
+        times[m] = ours[winner], gate.chain_seconds([c.stock for c in copies], x), winner
     return times

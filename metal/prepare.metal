@@ -12,7 +12,8 @@ if (index < uint(STEPS * M * 8)) {
   const uint step = index / (8 * M);
   const uint k = (step * 8 + lane) * SPAN;
   float sum = 0.0f;
-  for (uint q = 0; q < uint(QUADS); q++) {
+  DF_UNROLL
+  for (int q = 0; q < QUADS; q++) {
     float v[4];
     DF_UNROLL
     for (int i = 0; i < 4; i++) {

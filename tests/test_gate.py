@@ -29,15 +29,17 @@ def forbidden():
 
 
 def test_a_winner_is_raced_once_and_remembered(room):
-    assert gate.wins("k", SHAPE, lambda: {1: (1e-5, 2e-5), 5: (1e-5, 4e-5)})
+    assert gate.wins("k", SHAPE, lambda: {1: (1e-5, 2e-5, 8), 5: (1e-5, 4e-5, 4)})
     gate._loaded.cache_clear()  # as in the next process
     assert gate.wins("k", SHAPE, forbidden)
+    assert [gate.choice("k", SHAPE, m) for m in (1, 4, 5, 8)] == [8, 8, 4, 4]
+    assert gate.choice("other", SHAPE, 1) is None
     assert json.loads(room.read_text())["a chip"][f"k {SHAPE}"]["on"]
     assert any("on" in line and "5 rows 10 us (stock 40)" in line for line in gate.report())
 
 
 def test_a_loser_is_switched_off_with_one_line(capsys):
-    assert not gate.wins("k", SHAPE, lambda: {1: (1e-5, 2e-5), 5: (5e-5, 4e-5)})
+    assert not gate.wins("k", SHAPE, lambda: {1: (1e-5, 2e-5, 8), 5: (5e-5, 4e-5, 4)})
     assert capsys.readouterr().out == f"kernel k is off for {SHAPE}: slower than the stock kernel at 5 rows\n"
     gate._loaded.cache_clear()
     assert not gate.wins("k", SHAPE, forbidden)
@@ -50,14 +52,14 @@ def test_a_refused_launch_switches_off(capsys):
 
     assert not gate.wins("k", SHAPE, refused)
     assert capsys.readouterr().out.endswith("Unable to build kernel\n")
-    assert gate.wins("other", SHAPE, lambda: {1: (1.0, 2.0)})
+    assert gate.wins("other", SHAPE, lambda: {1: (1.0, 2.0, 4)})
     assert not gate.agrees("other", SHAPE, refused, rows=3)
     assert not gate.wins("other", SHAPE, forbidden)
 
 
 @pytest.mark.parametrize("error", [0.5, float("nan")])
 def test_wrong_numbers_switch_off_the_whole_shape(error, capsys):
-    assert gate.wins("k", SHAPE, lambda: {1: (1.0, 2.0)})
+    assert gate.wins("k", SHAPE, lambda: {1: (1.0, 2.0, 4)})
     assert gate.agrees("k", SHAPE, lambda: 1e-3, rows=1)
     assert not gate.agrees("k", SHAPE, lambda: error, rows=4)
     assert not gate.agrees("k", SHAPE, forbidden, rows=1)
@@ -91,7 +93,7 @@ def test_switching_off_from_outside_is_remembered(capsys):
 
 def test_a_damaged_file_is_an_empty_one(room):
     room.write_text("{")
-    assert gate.wins("k", SHAPE, lambda: {1: (1.0, 2.0)})
+    assert gate.wins("k", SHAPE, lambda: {1: (1.0, 2.0, 4)})
 
 
 def test_the_kill_switches(monkeypatch):
@@ -140,9 +142,10 @@ def test_the_race_compares_like_with_like(monkeypatch):
         calls.append((id(matrix), x.shape[0]))
         return matrix.stock(x)
 
-    times = linear._race(w, mx.float32, ours, (1, 5))
+    times = linear._race(w, mx.float32, {2: ours, 8: ours}, (1, 5))
     assert set(times) == {1, 5}
-    assert all(a > 0 and b > 0 for a, b in times.values())
+    assert all(a > 0 and b > 0 for a, b, _ in times.values())
+    assert times[5][2] == 2  # eight outputs of five rows are too many sums for a lane
     assert len({matrix for matrix, _ in calls}) == 3
     assert {rows for _, rows in calls} == {1, 5}
 
