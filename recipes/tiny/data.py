@@ -4,9 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
-
 from shapes import END_OF_TEXT, ID_BITS, SAID, WINDOW
+from torch import Tensor
 
 
 def load_rows(path: Path) -> list[np.ndarray]:
@@ -35,7 +34,7 @@ def fill(lengths: np.ndarray, width: int) -> list[list[int]]:
 
 
 class Windows:
-    """Chats packed into rows of `width` tokens: ids, place in the chat, whether an assistant said the token, and its row.
+    """Chats packed into rows of `width` tokens: ids, place in the chat, whether an assistant said it, and its row.
 
     Padding is END_OF_TEXT; it counts as chats of its own that nobody said.
     """

@@ -46,7 +46,7 @@ def starts(decay: Tensor, fresh: Tensor) -> Tensor:
 
 
 def chunked(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
-    """Outputs (B, T, H, Dv) from q, k (B, T, H, Dk), v (B, T, H, Dv), log decay and beta (B, T, H); T a multiple of 64."""
+    """Outputs (B, T, H, Dv): q, k (B, T, H, Dk), v (B, T, H, Dv), log decay, beta (B, T, H); T a multiple of 64."""
     b, t, h, _ = q.shape
 
     def split(x: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) ->
 
 
 def step(state: Tensor, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-    """One token: state (B, H, Dk, Dv), q, k (B, H, Dk), v (B, H, Dv), log decay and beta (B, H) -> output, new state."""
+    """One token: state (B, H, Dk, Dv), q, k (B, H, Dk), v (B, H, Dv), log decay and beta (B, H) -> output, state."""
     state = state * log_decay.exp()[..., None, None]
     told = torch.einsum("bhkv,bhk->bhv", state, k)
     state = state + k[..., None] * (beta[..., None] * (v - told))[..., None, :]

@@ -2,10 +2,9 @@
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
 from shapes import DraftShape
 from target import Mlp, Norm, linear, rope
+from torch import Tensor, nn
 
 
 class GroupedConv(nn.Module):
@@ -118,7 +117,7 @@ class Draft(nn.Module):
 
 
 def block_mask(chat: Tensor, index: Tensor, anchors: Tensor, s: DraftShape) -> Tensor:
-    """What block rows see: their own block, and the context of their chat strictly before the anchor, inside the window.
+    """What block rows see: their own block, and their chat's context strictly before the anchor, inside the window.
 
     chat, index (B, T): which chat a token belongs to and its place there; anchors (B, N): positions in the row.
     Returns (B, 1, N * L, T + N * L) bool.

@@ -6,18 +6,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
-
 from delta import CHUNK
 from drafter import Draft
 from objective import Blocks, draft_blocks, scores
+from safetensors.torch import load_file
 from sample import load_target
-from shapes import KINDS, SEED, DraftShape
+from shapes import ID_BITS, KINDS, SAID, SEED, DraftShape
 from target import Target
+from torch import Tensor
 from train_draft import answered_rows
 
 STRIDE = 64
+# Name, 0 with the selector or 1 without (greedy only), block size.
+VIEWS = (("selector", 0, 8), ("unary", 1, 8), ("block 6", 0, 6), ("block 5", 0, 5), ("block 4", 0, 4))
 
 
 def load_draft(path: Path, device: str) -> Draft:
@@ -44,16 +45,19 @@ def chances(target: Target, draft: Draft, b: Blocks) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def all_chances(target: Target, draft: Draft, rows: list[np.ndarray], heat: Tensor, device: str, size: int) -> np.ndarray:
+def all_chances(target: Target, draft: Draft, rows: list[np.ndarray], heat: Tensor, size: int) -> np.ndarray:
     """(2, rows, T, block - 1): the chances of `chances` for every position as anchor."""
+    device = target.lm_head.weight.device.type
     width = -(-max(len(r) for r in rows) // CHUNK) * CHUNK
     tokens = torch.zeros(len(rows), width, dtype=torch.long)
     said = torch.zeros(len(rows), width, dtype=torch.bool)
     for i, row in enumerate(rows):
-        tokens[i, : len(row)], said[i, : len(row)] = torch.from_numpy(row & 0x0FFF).long(), torch.from_numpy(row >= 0x8000)
+        tokens[i, : len(row)] = torch.from_numpy(row & ID_BITS).long()
+        said[i, : len(row)] = torch.from_numpy(row >= SAID)
     out = np.zeros((2, len(rows), width, draft.s.block - 1), np.float32)
     for lines in torch.arange(len(rows)).split(size):
-        batch = (tokens[lines].to(device), torch.arange(width, device=device).expand(len(lines), -1), said[lines].to(device))
+        index = torch.arange(width, device=device).expand(len(lines), -1)
+        batch = (tokens[lines].to(device), index, said[lines].to(device))
         warm = heat[lines, None].expand(-1, width).to(device)
         for begin in range(1, width, STRIDE):
             anchors = torch.arange(begin, min(begin + STRIDE, width), device=device).expand(len(lines), -1)
@@ -91,13 +95,11 @@ def main() -> None:
     rows, heat = answered_rows(path, args.rows)
     with np.load(path) as file:
         kinds, prompt = file["kinds"][: args.rows], file["prompt"][: args.rows]
-    both = all_chances(target, draft, rows, heat, device, args.batch)
+    both = all_chances(target, draft, rows, heat, args.batch)
     report: dict[str, dict[str, float]] = {}
-    for name, side, block in (("selector", 0, 8), ("unary", 1, 8), ("block 6", 0, 6), ("block 5", 0, 5), ("block 4", 0, 4)):
-        for warmth in (0.0, 0.7):
-            if name == "unary" and warmth:
-                continue
-            generator, line = np.random.default_rng(SEED), {}
+    for name, side, block in VIEWS:
+        for warmth in (0.0,) if side else (0.0, 0.7):
+            generator = np.random.default_rng(SEED)
             sums = {k: np.zeros(2) for k in KINDS}
             for i in np.flatnonzero(np.isclose(heat.numpy(), warmth)):
                 sums[kinds[i]] += walk(both[side, i], prompt[i], len(rows[i]), generator, block)

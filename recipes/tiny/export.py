@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
-
 from shapes import END_OF_TEXT, IM_END, SPECIALS, DraftShape, TargetShape
+from torch import Tensor
 
 TEMPLATE = """\
 {#- The model does not reason: a request for a reasoning phase adds nothing to the prompt. -#}
@@ -129,10 +128,10 @@ def dump(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n")
 
 
-def save_target(state: dict[str, Tensor], folder: Path, shape: TargetShape, dtype: torch.dtype = torch.bfloat16) -> None:
+def save_target(state: dict[str, Tensor], folder: Path, s: TargetShape, dtype: torch.dtype = torch.bfloat16) -> None:
     """config.json and model.safetensors of the target."""
     folder.mkdir(parents=True, exist_ok=True)
-    dump(folder / "config.json", target_config(shape))
+    dump(folder / "config.json", target_config(s))
     save_file(target_weights(state, dtype), folder / "model.safetensors", metadata={"format": "mlx"})
 
 
@@ -140,7 +139,8 @@ def save_draft(state: dict[str, Tensor], folder: Path, shape: DraftShape, dtype:
     """config.json and model.safetensors of the draft, whose module names are already the published ones."""
     folder.mkdir(parents=True, exist_ok=True)
     dump(folder / "config.json", draft_config(shape))
-    save_file({k: v.to(dtype).contiguous() for k, v in state.items()}, folder / "model.safetensors", metadata={"format": "pt"})
+    weights = {k: v.to(dtype).contiguous() for k, v in state.items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def save_tokenizer(tokenizer: Path, folder: Path, temperature: float, top_p: float, top_k: int) -> None:
@@ -158,7 +158,8 @@ def save_tokenizer(tokenizer: Path, folder: Path, temperature: float, top_p: flo
     }
     dump(folder / "tokenizer_config.json", settings)
     defaults = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": top_k}
-    dump(folder / "generation_config.json", {"eos_token_id": [IM_END, END_OF_TEXT], "pad_token_id": END_OF_TEXT, **defaults})
+    stops = {"eos_token_id": [IM_END, END_OF_TEXT], "pad_token_id": END_OF_TEXT}
+    dump(folder / "generation_config.json", stops | defaults)
 
 
 def main() -> None:

@@ -41,7 +41,8 @@ class Muon(torch.optim.Optimizer):
         shapes: dict[torch.Size, list[nn.Parameter]] = {}
         for p in params:
             shapes.setdefault(p.shape, []).append(p)
-        super().__init__([{"params": group} for group in shapes.values()], {"lr": lr, "momentum": momentum, "decay": decay})
+        defaults = {"lr": lr, "momentum": momentum, "decay": decay}
+        super().__init__([{"params": group} for group in shapes.values()], defaults)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

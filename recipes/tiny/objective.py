@@ -4,10 +4,9 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-
 from drafter import Draft, block_mask
 from target import Target
+from torch import Tensor
 
 GAMMA = 4.0
 
@@ -39,7 +38,7 @@ def eligible_anchors(index: Tensor, said: Tensor) -> Tensor:
 def draft_blocks(
     target: Target, draft: Draft, batch: tuple[Tensor, Tensor, Tensor], heat: Tensor, anchors: Tensor, good: Tensor
 ) -> Blocks:
-    """Run target and draft over windows (B, T) with anchors (B, N); heat (B, T) is each token's sampling temperature."""
+    """Run target and draft over windows (B, T) with anchors (B, N); heat (B, T) is each token's temperature."""
     tokens, index, said = batch
     s = draft.s
     with torch.no_grad():
@@ -76,7 +75,7 @@ def scores(target: Target, draft: Draft, b: Blocks) -> tuple[Tensor, Tensor, Ten
 
 
 def acceptance(score: Tensor, candidates: Tensor, logits: Tensor, b: Blocks) -> Tensor:
-    """(M,) probability that a slot is accepted once those before it were: sum of min(p, q), or q of the label when greedy."""
+    """(M,) chance that a slot is kept once those before it were: sum of min(p, q), or q of the label when greedy."""
     heat = b.temperature.clamp(min=0.1)[:, None]
     q = (score / torch.where(b.temperature[:, None] > 0, heat, 1.0)).softmax(-1)
     p = (logits / heat).softmax(-1).gather(-1, candidates)

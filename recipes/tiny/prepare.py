@@ -11,9 +11,8 @@ from multiprocessing import Pool
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-
 from shapes import ID_BITS, IM_END, IM_START, PROMPT_LIMIT, SAID, SPECIALS, VOCAB, WINDOW
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 # One digit a token (sums stay readable); letters, punctuation and space runs as in Qwen's tokenizers.
 SPLIT = (
@@ -22,6 +21,7 @@ SPLIT = (
 )
 KIND_OF_SYSTEM = (("stories", "story"), ("programmer", "code"), ("arithmetic", "arithmetic"), ("teacher", "explain"))
 HELD_OUT_PERCENT = 2
+SENTENCE_END = re.compile(r"[.!?`)\"*:|]$")
 REFUSED = re.compile(r"\ufffd|SmolLM|Hugging Face|<\|")
 
 
@@ -65,14 +65,14 @@ def clean(row: dict) -> dict | None:
     if not kept or len(kept[0]["content"]) > 1200:
         return None
     prompt = kept[0]["content"]
-    whole = not (row.get("truncated") and len(kept) == len(talk) and not re.search(r"[.!?`)\"*:|]$", kept[-1]["content"]))
+    cut = row.get("truncated") and len(kept) == len(talk) and not SENTENCE_END.search(kept[-1]["content"])
     bare = "SmolLM" in system or fraction("system" + prompt) < 50
     head = [] if bare or not system else [{"role": "system", "content": system}]
     return {
         "messages": head + kept,
         "kind": kind_of(system, prompt),
         "held_out": fraction(prompt.lower()) < HELD_OUT_PERCENT,
-        "whole": whole,
+        "whole": not cut,
     }
 
 
@@ -86,9 +86,8 @@ def read_file(path: Path) -> tuple[list[dict], int]:
 def train_tokenizer(chats: list[dict]) -> Tokenizer:
     """A byte-level BPE of VOCAB ids whose last four are the special tokens."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(SPLIT), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(SPLIT), "isolated"), to_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB - len(SPECIALS), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False

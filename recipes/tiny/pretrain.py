@@ -6,13 +6,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
-from torch import Tensor
-
 from data import Windows, batches, load_rows
 from muon import Clock, Optimizers
+from safetensors.torch import save_file
 from shapes import SEED, TargetShape
 from target import Target
+from torch import Tensor
 
 # A prompt's tokens teach the language too, but the answers are what the model will say.
 PROMPT_WEIGHT = 0.3
@@ -40,30 +39,21 @@ def validate(model: Target, valid: Windows, size: int) -> float:
     return sum(losses) / len(losses)
 
 
-def main() -> None:
+def settings() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--seconds", type=float, default=400)
+    parser.add_argument("--seconds", type=float, default=290)
     parser.add_argument("--steps", type=int, default=10**9)
     parser.add_argument("--batch", type=int, default=96, help="windows of 1,024 tokens a step")
     parser.add_argument("--rows", type=int, default=None, help="use only so many chats")
-    args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.manual_seed(SEED)
-    torch.set_float32_matmul_precision("high")
-    torch._dynamo.config.recompile_limit = 32
-    model = Target(TargetShape()).to(device)
-    measure = token_losses
-    if device == "cuda":
-        # Layer by layer: two graphs are compiled and shared, instead of one large one.
-        for layer in model.layers:
-            layer.compile()
-        measure = torch.compile(token_losses)
-    windows = Windows(load_rows(args.data / "train.npz")[: args.rows], device)
-    valid = Windows(load_rows(args.data / "valid.npz")[: args.rows], device)
-    print(f"{sum(p.numel() for p in model.parameters())} parameters, {len(windows)} windows, {len(valid)} held out", flush=True)
+    return parser.parse_args()
+
+
+def train(model: Target, windows: Windows, args: argparse.Namespace) -> None:
+    """Train until the clock or the steps run out, printing losses and speed."""
+    device = windows.tokens.device.type
+    measure = torch.compile(token_losses) if device == "cuda" else token_losses
     optimizers = Optimizers(model, 0.02, 3e-3, ("embed_tokens", "lm_head", "conv1d"), fused=device == "cuda")
     clock, tick, used = Clock(args.seconds), time.monotonic(), 0
     for step, lines in enumerate(batches(len(windows), args.batch, SEED, device)):
@@ -78,14 +68,32 @@ def main() -> None:
             continue
         used += lines.numel() * windows.tokens.shape[1]
         if step in (1, 10, 50) or step % 200 == 0:
-            rate = used / (time.monotonic() - tick)
-            print(f"step {step} share {clock.share():.3f} loss {loss.item():.3f} answer {answer.item():.3f} {rate:.0f} tokens/s", flush=True)
+            rate, line = used / (time.monotonic() - tick), f"step {step} share {clock.share():.3f}"
+            print(f"{line} loss {loss.item():.3f} answer {answer.item():.3f} {rate:.0f} tokens/s", flush=True)
         if clock.share() >= 1 or step + 1 >= args.steps:
-            break
-    torch.compiler.set_stance("force_eager")
-    print(f"{step + 1} steps, {used} tokens, held-out answer loss {validate(model, valid, args.batch):.4f}", flush=True)
+            print(f"{step + 1} steps, {used} tokens")
+            return
+
+
+def main() -> None:
+    args = settings()
+    args.out.mkdir(parents=True, exist_ok=True)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(SEED)
+    torch.set_float32_matmul_precision("high")
+    torch._dynamo.config.recompile_limit = 32
+    model = Target(TargetShape()).to(device)
     if device == "cuda":
-        print(f"peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
+        # Layer by layer: two graphs are compiled and shared, instead of one large one.
+        for layer in model.layers:
+            layer.compile()
+    windows = Windows(load_rows(args.data / "train.npz")[: args.rows], device)
+    valid = Windows(load_rows(args.data / "valid.npz")[: args.rows], device)
+    size = sum(p.numel() for p in model.parameters())
+    print(f"{size} parameters, {len(windows)} windows, {len(valid)} held out", flush=True)
+    train(model, windows, args)
+    torch.compiler.set_stance("force_eager")
+    print(f"held-out answer loss {validate(model, valid, args.batch):.4f}")
     save_file({k: v.contiguous() for k, v in model.state_dict().items()}, args.out / "target.safetensors")
 
 

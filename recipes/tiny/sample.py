@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
-
 from data import load_rows
+from safetensors.torch import load_file
 from shapes import ANSWERED, END_OF_TEXT, IM_END, KINDS, SEED, TEMPERATURES, TargetShape
 from target import Target
+from torch import Tensor
 
 MIX = (0.4, 0.35, 0.25)
 HELD_PER_KIND = 160
@@ -91,7 +90,8 @@ def answer(sampler: Sampler, prompts: list[np.ndarray], temperature: np.ndarray)
     """Rows, lengths, prompt lengths and temperatures of one batch."""
     tokens = sampler.run(prompts, temperature).numpy()
     prompt = np.array([len(p) for p in prompts])
-    return {"tokens": tokens.astype(np.int16), "length": ends(tokens, prompt), "prompt": prompt, "temperature": temperature}
+    length = ends(tokens, prompt)
+    return {"tokens": tokens.astype(np.int16), "length": length, "prompt": prompt, "temperature": temperature}
 
 
 def held_out(data: Path) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
@@ -134,7 +134,7 @@ def main() -> None:
     whole = {key: np.concatenate([p[key] for p in parts]) for key in parts[0]}
     np.savez(args.work / "answers.npz", **whole)
     said, ended = (whole["length"] - whole["prompt"]).sum(), (whole["length"] < args.length).mean()
-    print(f"{len(whole['length'])} answers, {said} tokens, {ended:.3f} ended, {time.monotonic() - start:.1f} s", flush=True)
+    print(f"{len(whole['length'])} answers, {said} tokens, {ended:.3f} ended, {time.monotonic() - start:.1f} s")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
 """The target in PyTorch, with the parameter names and the arithmetic of mlx-lm's `qwen3_5`."""
 
+import delta
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
-import delta
 from shapes import TargetShape
+from torch import Tensor, nn
 
 
 class Norm(nn.Module):
