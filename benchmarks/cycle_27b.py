@@ -33,6 +33,9 @@ SMALL = {"hidden_size": 512, "intermediate_size": 1024, "vocab_size": 4096, "num
          "num_key_value_heads": 2, "head_dim": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 4}  # fmt: skip
 
 
+BEGAN = time.perf_counter()
+
+
 def fill(model: nn.Module, seed: int) -> None:
     """Give every array random values at a trained model's scale, and evaluate them."""
     keys = iter(mx.random.split(mx.random.key(seed), 20_000))
@@ -81,6 +84,7 @@ def milliseconds(work: Callable[[], Any], repeats: int) -> float:
         start = time.perf_counter()
         mx.eval(work())
         times += [time.perf_counter() - start] if turn > 1 else []
+    print(f"  {1e3 * median(times):.2f} ms after {time.perf_counter() - BEGAN:.0f} s", file=sys.stderr, flush=True)
     return 1e3 * median(times)
 
 

@@ -10,7 +10,7 @@ import mlx.nn as nn
 from dflash_mlx import fit, hub
 from dflash_mlx.checkpoint import Checkpoint
 from dflash_mlx.errors import CheckpointError
-from dflash_mlx.models import DraftConfig, DraftNet, Target, TargetConfig, build_target, load_draft
+from dflash_mlx.models import DraftConfig, DraftNet, Target, TargetConfig, build_target, load_draft, to_host
 from dflash_mlx.models.presets import Preset
 from dflash_mlx.pairing import AS_STORED, Found, fetch, find, needed, request
 from dflash_mlx.text import Tokenizer
@@ -18,7 +18,7 @@ from dflash_mlx.types import Sampling
 
 T = TypeVar("T")
 _TIP = "--draft-bits 4 is usually faster"
-_WIDEN_LIMIT = 2_000_000_000  # bytes of bf16 up to which a quantized model is widened on the CPU
+_WIDEN_LIMIT = 4_000_000_000  # bytes in float32 up to which a model is widened on the CPU
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,12 @@ def _build(asked: Preset, found: Found, notices: list[str], lazy: bool, widen: b
             _widen(net, found.draft, notices)
         if config.bits and not (widened or found.draft_config.quantization or asked.draft_bits in (4, 8)):
             notices.append(f"{asked.draft} runs unquantized beside a {config.bits}-bit target; {_TIP}")
+    target = build_target(model, config)
     if not lazy:
         mx.eval(model.parameters(), net.parameters() if net else [])
     return Pair(
         name=asked.name,
-        target=build_target(model, config),
+        target=target,
         draft=net,
         tokenizer=Tokenizer(tokenizer, config.vocab_size),
         target_config=config,
@@ -117,16 +118,18 @@ def _guarded(name: str, work: Callable[[], T]) -> T:
 
 
 def _widen(model: nn.Module, part: Checkpoint | None, notices: list[str]) -> bool:
-    """Turn small quantized weights into dense ones where that is faster: the CPU's quantized matmul is slow in bf16."""
+    """Let a small model run in float32 on a CPU, where that is faster; True when its weights were quantized."""
     from mlx_lm.utils import dequantize_model
 
+    if part is None or mx.default_device() != mx.Device(mx.cpu):
+        return False
     kinds = (nn.QuantizedLinear, nn.QuantizedEmbedding)
     bits = sorted({module.bits for module in model.modules() if isinstance(module, kinds)})
-    if not bits or part is None or mx.default_device() != mx.Device(mx.cpu):
+    if part.weight_bytes * 32 / (bits[0] if bits else 16) > _WIDEN_LIMIT:
         return False
-    if part.weight_bytes * 16 / bits[0] > _WIDEN_LIMIT:
-        return False
-    dequantize_model(model)
-    stored = " and ".join(f"{each}-bit" for each in bits)
-    notices.append(f"{part.name}: {stored} weights run as dense ones, which are faster on this CPU")
-    return True
+    if bits:
+        dequantize_model(model)
+        stored = " and ".join(f"{each}-bit" for each in bits)
+        notices.append(f"{part.name}: {stored} weights run as dense ones, which are faster on this CPU")
+    to_host(model)
+    return bool(bits)

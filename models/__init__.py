@@ -3,6 +3,7 @@
 from dflash_mlx.models.config import DraftConfig, TargetConfig, is_draft
 from dflash_mlx.models.context import Context
 from dflash_mlx.models.draft import DraftNet
+from dflash_mlx.models.host import to_host
 from dflash_mlx.models.target import Forward, Target, build_target
 from dflash_mlx.models.weights import load_draft
 
@@ -16,4 +17,5 @@ __all__ = [
     "build_target",
     "is_draft",
     "load_draft",
+    "to_host",
 ]

@@ -8,6 +8,7 @@ from mlx_lm.models.rope_utils import initialize_rope
 
 from dflash_mlx.models.config import DraftConfig
 from dflash_mlx.models.context import Context, ContextLayer
+from dflash_mlx.models.linear import project
 
 
 class DynamicConv(nn.Module):
@@ -25,7 +26,7 @@ class DynamicConv(nn.Module):
 
     def kernels(self, x: mx.array) -> mx.array:
         """Return the kernels of both sides for the sublayer's normed input x [1, L, D]: [2, taps, L, D]."""
-        delta = self.kernel_projection(x).reshape(x.shape[1], 2, self.taps, -1).transpose(1, 2, 0, 3)
+        delta = project(self.kernel_projection, x).reshape(x.shape[1], 2, self.taps, -1).transpose(1, 2, 0, 3)
         return self.base_kernel[:, :, None, :] + mx.repeat(delta, self.group, axis=-1)
 
 
@@ -59,16 +60,16 @@ class Attention(nn.Module):
 
     def keys_values(self, x: mx.array, position: int) -> tuple[mx.array, mx.array]:
         """Return keys and values [1, H, L, D] of rows x [1, L, hidden] standing from `position` on."""
-        k = self.k_norm(self._heads(self.k_proj(x), self.kv_heads)).transpose(0, 2, 1, 3)
-        v = self._heads(self.v_proj(x), self.kv_heads).transpose(0, 2, 1, 3)
+        k = self.k_norm(self._heads(project(self.k_proj, x), self.kv_heads)).transpose(0, 2, 1, 3)
+        v = self._heads(project(self.v_proj, x), self.kv_heads).transpose(0, 2, 1, 3)
         return self.rope(k, offset=position), v
 
     def __call__(self, x: mx.array, memory: ContextLayer, mask: mx.array | None) -> mx.array:
-        q = self.q_norm(self._heads(self.q_proj(x), self.heads)).transpose(0, 2, 1, 3)
+        q = self.q_norm(self._heads(project(self.q_proj, x), self.heads)).transpose(0, 2, 1, 3)
         k, v = memory.with_block(*self.keys_values(x, memory.length))
         q = self.rope(q, offset=memory.length)
         out = mx.fast.scaled_dot_product_attention(q, k, v, scale=self.scale, mask=mask)
-        return self.o_proj(out.transpose(0, 2, 1, 3).reshape(*x.shape[:2], -1))
+        return project(self.o_proj, out.transpose(0, 2, 1, 3).reshape(*x.shape[:2], -1))
 
 
 class MLP(nn.Module):
@@ -81,7 +82,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def __call__(self, x: mx.array) -> mx.array:
-        return self.down_proj(nn.silu(self.gate_proj(x)) * self.up_proj(x))
+        return project(self.down_proj, nn.silu(project(self.gate_proj, x)) * project(self.up_proj, x))
 
 
 class Layer(nn.Module):
@@ -126,7 +127,7 @@ class Selector(nn.Module):
         known = (previous < self.vocab)[..., None]  # an anchor past the codebook has no preferences
         before = self.predecessor_codebook(mx.minimum(previous, self.vocab - 1)) * known
         after = self.successor_codebook(candidates)
-        return (before * self.hidden_projection(hidden)[0, :, None]) @ after.transpose(0, 2, 1)
+        return (before * project(self.hidden_projection, hidden)[0, :, None]) @ after.transpose(0, 2, 1)
 
 
 class DraftNet(nn.Module):
@@ -148,7 +149,7 @@ class DraftNet(nn.Module):
 
     def absorb(self, features: mx.array, context: Context) -> None:
         """Append target features [1, L, taps x D], the rows that follow the context, to it."""
-        rows = self.hidden_norm(self.fc(features.astype(self.dtype)))
+        rows = self.hidden_norm(project(self.fc, features.astype(self.dtype)))
         for layer, memory in zip(self.layers, context.layers, strict=True):
             memory.append(*layer.self_attn.keys_values(rows, memory.length))
 

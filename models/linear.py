@@ -6,6 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from dflash_mlx import metal
+from dflash_mlx.models.host import HostLinear
 
 
 def project(layer: nn.Module, x: mx.array) -> mx.array:
@@ -68,4 +69,4 @@ def _like(layer: nn.Module) -> nn.Module:
     """Return a layer of the same kind, its weights still to be set."""
     if isinstance(layer, nn.QuantizedLinear):
         return nn.QuantizedLinear(layer.group_size, 1, False, layer.group_size, layer.bits, layer.mode)
-    return nn.Linear(1, 1, bias=False)
+    return HostLinear(layer.weight) if isinstance(layer, HostLinear) else nn.Linear(1, 1, bias=False)
