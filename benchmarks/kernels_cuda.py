@@ -129,10 +129,10 @@ def spread(kind, workers, *arguments, before=()):
 
 def correct(budget_s):
     """Parity over random shapes, and memcheck, racecheck and synccheck over a few, side by side."""
-    tool = shutil.which("compute-sanitizer")
+    tool = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
     tools = ("memcheck", "racecheck", "synccheck") if tool else ()
     watched = [
-        spread("parity", 1, "--seconds", "25", before=[tool, "--tool", t, "--error-exitcode", "9"])[0] for t in tools
+        spread("parity", 1, "--seconds", "15", before=[tool, "--tool", t, "--error-exitcode", "9"])[0] for t in tools
     ]
     workers = spread("parity", max(1, (os.cpu_count() or 2) - 4), "--seconds", str(budget_s))
     results = [json.loads(p.communicate()[0].splitlines()[-1]) for p in workers]

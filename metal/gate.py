@@ -5,7 +5,7 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -23,12 +23,21 @@ Race = Callable[[], dict[int, tuple[float, float, int]]]  # by rows: seconds our
 
 _allowed = [True]
 _notice: list[Callable[[str], None]] = [lambda line: warnings.warn(line, RuntimeWarning, stacklevel=2)]
+_settled: dict[Hashable, Any] = {}
 _agreed: dict[str, float] = {}  # checks made by this process; compiled kernels do not outlive it
 
 
 def enable(on: bool) -> None:
     """Allow or forbid all kernels in this process."""
     _allowed[0] = on
+
+
+def settled(key: Hashable, decide: Callable[[], Any]) -> Any:
+    """The answer of `decide`, asked once until a kernel is switched off: the way of every call after the first."""
+    place = (backend(), os.environ.get("DFLASH_MLX_CACHE"), key)
+    if place not in _settled:
+        _settled[place] = decide()
+    return _settled[place]
 
 
 def enabled() -> bool:
@@ -83,6 +92,7 @@ def matrix_units_are_unproved() -> bool:
 def switch_off(kernel: str, shape: str, reason: str) -> bool:
     """Turn a kernel off for a shape, say so in one line, and remember it; returns False, the new state."""
     _remember(f"{kernel} {shape}", {"on": False, "reason": reason})
+    _settled.clear()
     _notice[0](f"kernel {kernel} is off for {shape}: {reason}")
     return False
 
@@ -143,7 +153,7 @@ def _remember(name: str, verdict: dict[str, Any]) -> None:
     _verdicts()[name] = verdict
     if backend() == "borrowed":
         return
-    path = _path()
+    path = _path(os.environ.get("DFLASH_MLX_CACHE", ""))
     path.parent.mkdir(parents=True, exist_ok=True)
     everything = _stored(path) | {_machine(): _verdicts()}
     draft = path.with_suffix(f".{os.getpid()}")
@@ -152,12 +162,12 @@ def _remember(name: str, verdict: dict[str, Any]) -> None:
 
 
 def _verdicts() -> dict[str, dict[str, Any]]:
-    return _loaded(str(backend()), str(_path()))
+    return _loaded(str(backend()), os.environ.get("DFLASH_MLX_CACHE", ""))
 
 
 @cache
-def _loaded(_backend: str, path: str) -> dict[str, dict[str, Any]]:
-    verdicts: dict[str, dict[str, Any]] = {} if _backend == "borrowed" else _stored(Path(path)).get(_machine(), {})
+def _loaded(_backend: str, home: str) -> dict[str, dict[str, Any]]:
+    verdicts: dict[str, dict[str, Any]] = {} if _backend == "borrowed" else _stored(_path(home)).get(_machine(), {})
     return verdicts
 
 
@@ -169,9 +179,8 @@ def _stored(path: Path) -> dict[str, Any]:
     return stored
 
 
-def _path() -> Path:
-    home = os.environ.get("DFLASH_MLX_CACHE") or Path.home() / ".cache" / "dflash-mlx"
-    return Path(home) / "kernels.json"
+def _path(home: str) -> Path:
+    return Path(home or Path.home() / ".cache" / "dflash-mlx") / "kernels.json"
 
 
 @cache

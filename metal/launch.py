@@ -1,6 +1,6 @@
 """Where kernel text becomes an MLX kernel: bodies, the back end they run on, and one launch function."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -49,6 +49,7 @@ BODIES = {
 }
 
 _borrowed: list[Launcher] = []
+_programs: dict[Hashable, Any] = {}
 
 
 def backend() -> str | None:
@@ -79,10 +80,22 @@ def launch(
     name: str, inputs: Sequence[mx.array], template: Template, *, groups: int, threads: int, outputs: Outputs
 ) -> list[mx.array]:
     """Run the named body over `groups` threadgroups of `threads` threads; outputs are (shape, dtype) pairs."""
-    body = BODIES[name]
     if _borrowed:
-        return _borrowed[-1](body, inputs, template, groups, threads, outputs)
+        return _borrowed[-1](BODIES[name], inputs, template, groups, threads, outputs)
     return call(_built(name, backend() == "cuda"), inputs, template, groups, threads, outputs)
+
+
+def program(key: Hashable, steps: Callable[..., mx.array | tuple[mx.array, ...]]) -> Any:
+    """`steps`, a function of arrays that launches, as a compiled function that is kept under `key`.
+
+    MLX composes a kernel's text anew on every call; a compiled function has done so once.
+    """
+    if _borrowed:
+        return steps
+    place = (backend(), key)
+    if place not in _programs:
+        _programs[place] = mx.compile(steps)
+    return _programs[place]
 
 
 def call(

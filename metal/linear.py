@@ -8,7 +8,7 @@ from math import ceil
 import mlx.core as mx
 
 from dflash_mlx.metal import gate
-from dflash_mlx.metal.launch import backend, launch
+from dflash_mlx.metal.launch import backend, launch, program
 
 TILE = 8  # rows that one launch serves
 MOST_ROWS = 2 * TILE  # the widest block; more rows than that are prefill, which the stock kernels do well
@@ -54,6 +54,7 @@ class Quantized:
 
 
 Kernel = Callable[[Quantized, mx.array], mx.array]
+Steps = Callable[[Quantized, mx.array, int], mx.array]
 
 
 def quantized_linear(
@@ -88,7 +89,9 @@ def head_argmax(
     if not _serves(matrix, x):
         return mx.argmax(matrix.stock(x), axis=-1)
     flat = x.reshape(-1, x.shape[-1])
-    if not gate.agrees("head_argmax", _key(matrix, x), lambda: _head_proof(matrix, flat.dtype)):
+    asked = (matrix.weight.shape, matrix.bits, matrix.group_size, matrix.scales.dtype, x.dtype)
+    key, proof = _key(matrix, x.dtype), partial(_head_proof, matrix, x.dtype)
+    if not gate.settled(("head_argmax", *asked), lambda: gate.agrees("head_argmax", key, proof)):
         return mx.argmax(quantized_linear(x, weight, scales, biases, group_size=group_size, bits=bits), axis=-1)
     ids = [_best(matrix, flat[i : i + TILE]) for i in range(0, flat.shape[0], TILE)]
     return mx.concatenate(ids).reshape(x.shape[:-1])
@@ -98,12 +101,17 @@ def _serves(matrix: Quantized, x: mx.array) -> bool:
     """Whether verify_qmv is proved for this matrix, for every tile height that x needs."""
     if not gate.enabled() or backend() is None or not matrix.fits(x):
         return False
-    key = _key(matrix, x)
-    if not gate.wins("verify_qmv", key, lambda: _race(matrix, x.dtype, BLOCKINGS, (1, 5))):
-        return False
     rows = x.size // x.shape[-1]
+    asked = (matrix.weight.shape, matrix.bits, matrix.group_size, matrix.scales.dtype, x.dtype, rows)
+    return bool(gate.settled(("verify_qmv", *asked), lambda: _proved(matrix, x.dtype, rows)))
+
+
+def _proved(matrix: Quantized, dtype: mx.Dtype, rows: int) -> bool:
+    key = _key(matrix, dtype)
+    if not gate.wins("verify_qmv", key, lambda: _race(matrix, dtype, BLOCKINGS, (1, 5))):
+        return False
     heights = {min(rows, TILE), rows % TILE or TILE}
-    return all(gate.agrees("verify_qmv", key, partial(_proof, matrix, x.dtype, m, _rows), rows=m) for m in heights)
+    return all(gate.agrees("verify_qmv", key, partial(_proof, matrix, dtype, m, _rows), rows=m) for m in heights)
 
 
 def _serves_tile(matrix: Quantized, x: mx.array) -> bool:
@@ -112,15 +120,19 @@ def _serves_tile(matrix: Quantized, x: mx.array) -> bool:
     chunk = 256 // matrix.bits
     if m < TILE_FROM or k % chunk or matrix.group_size % chunk or gate.matrix_units_are_unproved():
         return False
-    key = _key(matrix, x)
-    return gate.wins("verify_qmm", key, lambda: _race(matrix, x.dtype, {1: _tile}, (8, 16))) and gate.agrees(
-        "verify_qmm", key, lambda: _proof(matrix, x.dtype, m, _tile), rows=m
-    )
+    asked = (matrix.weight.shape, matrix.bits, matrix.group_size, matrix.scales.dtype, x.dtype, m)
+    return bool(gate.settled(("verify_qmm", *asked), lambda: _proved_tile(matrix, x.dtype, m)))
 
 
-def _key(matrix: Quantized, x: mx.array) -> str:
+def _proved_tile(matrix: Quantized, dtype: mx.Dtype, m: int) -> bool:
+    key, proof = _key(matrix, dtype), partial(_proof, matrix, dtype, m, _tile)
+    won = gate.wins("verify_qmm", key, lambda: _race(matrix, dtype, {1: _tile}, (8, 16)))
+    return won and gate.agrees("verify_qmm", key, proof, rows=m)
+
+
+def _key(matrix: Quantized, dtype: mx.Dtype) -> str:
     n, k = matrix.shape
-    return f"{n}x{k} {matrix.bits}-bit/{matrix.group_size} {str(matrix.scales.dtype)[10:]}->{str(x.dtype)[10:]}"
+    return f"{n}x{k} {matrix.bits}-bit/{matrix.group_size} {str(matrix.scales.dtype)[10:]}->{str(dtype)[10:]}"
 
 
 def _outputs_per_team(n: int, m: int, raced: int | None = None) -> int:
@@ -129,8 +141,8 @@ def _outputs_per_team(n: int, m: int, raced: int | None = None) -> int:
     return next(team for team in (8, 4, 2, 1) if team <= wanted and team * m <= ACCUMULATORS)
 
 
-def _launch_dot(name: str, matrix: Quantized, x: mx.array, team: int | None) -> list[mx.array]:
-    """Prepare x [M, K] and run a body that starts with qmv_dot; `team` is R where it is not to be chosen here."""
+def _dot(name: str, matrix: Quantized, x: mx.array, team: int) -> tuple[mx.array, ...]:
+    """Prepare x [M, K] and run a body that starts with qmv_dot, with `team` outputs a team."""
     n, k = matrix.shape
     m = x.shape[0]
     span = 128 // matrix.bits
@@ -144,11 +156,10 @@ def _launch_dot(name: str, matrix: Quantized, x: mx.array, team: int | None) -> 
         threads=64,
         outputs=[((steps * 8 * span * m,), mx.float32), ((steps * m * 8,), mx.float32)],
     )
-    team = team or _outputs_per_team(n, m, gate.choice("verify_qmv", _key(matrix, x), m))
     groups = ceil(n / (4 * team))
     cuda = backend() == "cuda"
     best = [((m, groups), mx.float32), ((m, groups), mx.uint32)]
-    return launch(
+    made = launch(
         name,
         [matrix.weight, matrix.scales, matrix.biases, xs, xsum],
         {"T": matrix.scales.dtype, "O": x.dtype, "GROUP": matrix.group_size, "N": n, "R": team}
@@ -158,16 +169,47 @@ def _launch_dot(name: str, matrix: Quantized, x: mx.array, team: int | None) -> 
         threads=128,
         outputs=best if name == "head_argmax" else [((m, n), x.dtype)],
     )
+    return tuple(made)
+
+
+def _run(name: str, steps: Steps, matrix: Quantized, x: mx.array, team: int) -> mx.array:
+    """Run steps over a matrix as a program that is composed once."""
+    bits, group = matrix.bits, matrix.group_size
+    made = program(
+        (name, bits, group, team),
+        lambda x, weight, scales, biases: steps(Quantized(weight, scales, biases, group, bits), x, team),
+    )
+    y: mx.array = made(x, matrix.weight, matrix.scales, matrix.biases)
+    return y
+
+
+def _team(matrix: Quantized, x: mx.array) -> int:
+    m = x.shape[0]
+
+    def decide() -> int:
+        raced = gate.choice("verify_qmv", _key(matrix, x.dtype), m)
+        return _outputs_per_team(matrix.shape[0], m, raced)
+
+    asked = (matrix.weight.shape, matrix.bits, matrix.group_size, matrix.scales.dtype, x.dtype, m)
+    return int(gate.settled(("team", *asked), decide))
 
 
 def _rows(matrix: Quantized, x: mx.array, team: int | None = None) -> mx.array:
-    return _launch_dot("verify_qmv", matrix, x, team)[0]
+    return _run("verify_qmv", _rows_steps, matrix, x, team or _team(matrix, x))
+
+
+def _rows_steps(matrix: Quantized, x: mx.array, team: int) -> mx.array:
+    return _dot("verify_qmv", matrix, x, team)[0]
 
 
 BLOCKINGS: dict[int, Kernel] = {team: partial(_rows, team=team) for team in (1, 2, 4, 8)}
 
 
 def _tile(matrix: Quantized, x: mx.array) -> mx.array:
+    return _run("verify_qmm", _tile_steps, matrix, x, 1)
+
+
+def _tile_steps(matrix: Quantized, x: mx.array, _: int) -> mx.array:
     n, k = matrix.shape
     m = x.shape[0]
     rows = ceil(m / 8) * 8
@@ -191,16 +233,14 @@ def _tile(matrix: Quantized, x: mx.array) -> mx.array:
 
 
 def _best(matrix: Quantized, x: mx.array) -> mx.array:
-    m = x.shape[0]
-    value, place = _launch_dot("head_argmax", matrix, x, None)
-    return launch(
-        "argmax_finish",
-        [value, place],
-        {"GROUPS": value.shape[1]},
-        groups=m,
-        threads=256,
-        outputs=[((m,), mx.uint32)],
-    )[0]
+    return _run("head_argmax", _best_steps, matrix, x, _team(matrix, x))
+
+
+def _best_steps(matrix: Quantized, x: mx.array, team: int) -> mx.array:
+    value, place = _dot("head_argmax", matrix, x, team)
+    m, groups = value.shape
+    outputs = [((m,), mx.uint32)]
+    return launch("argmax_finish", [value, place], {"GROUPS": groups}, groups=m, threads=256, outputs=outputs)[0]
 
 
 def _activations(matrix: Quantized, dtype: mx.Dtype, m: int) -> mx.array:

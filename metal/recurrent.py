@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from dflash_mlx.metal import gate
-from dflash_mlx.metal.launch import backend, launch
+from dflash_mlx.metal.launch import backend, launch, program
 
 
 class Tape(NamedTuple):
@@ -98,7 +98,8 @@ def _serves(rows: Rows, state: mx.array) -> bool:
     if not (fits and plain and gate.enabled()) or backend() is None:
         return False
     shape = f"{hk}/{hv} heads of {dk}x{dv} {str(rows.q.dtype)[10:]}"
-    return gate.agrees("gated_delta_verify", shape, lambda: _proof(rows))
+    key = ("gated_delta_verify", shape)
+    return bool(gate.settled(key, lambda: gate.agrees("gated_delta_verify", shape, lambda: _proof(rows))))
 
 
 def kernel(rows: Rows, state: mx.array, tape: Tape | None = None, keep: int = 0) -> Result:
@@ -109,15 +110,22 @@ def kernel(rows: Rows, state: mx.array, tape: Tape | None = None, keep: int = 0)
         tape = Tape(mx.zeros((b, 1, hk, dk), rows.k.dtype), mx.zeros((b, 1, hv)), mx.zeros((b, 1, hv, dv)))
     # Row counts change from cycle to cycle, so they are data and not template arguments: one compilation serves all.
     counts = mx.array([t, tape.g.shape[1], keep], mx.int32)
-    y, committed, delta = launch(
+    made = program("gated_delta_verify", _steps)(*rows, state, *tape, counts)
+    return made[0], made[1], Tape(rows.k, rows.g, made[2])
+
+
+def _steps(*arrays: mx.array) -> tuple[mx.array, ...]:
+    q, beta, state = arrays[0], arrays[4], arrays[5]
+    (b, t, hk, dk), (hv, dv) = q.shape, arrays[2].shape[2:]
+    made = launch(
         "gated_delta_verify",
-        [*rows, state, *tape, counts],
-        {"X": rows.q.dtype, "Y": rows.beta.dtype, "HK": hk, "HV": hv, "DK": dk, "DV": dv},
+        arrays,
+        {"X": q.dtype, "Y": beta.dtype, "HK": hk, "HV": hv, "DK": dk, "DV": dv},
         groups=b * hv * dv // 16,
         threads=128,
-        outputs=[((b, t, hv, dv), rows.q.dtype), (state.shape, mx.float32), ((b, t, hv, dv), mx.float32)],
+        outputs=[((b, t, hv, dv), q.dtype), (state.shape, mx.float32), ((b, t, hv, dv), mx.float32)],
     )
-    return y, committed, Tape(rows.k, rows.g, delta)
+    return tuple(made)
 
 
 def _proof(like: Rows) -> float:

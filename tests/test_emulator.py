@@ -146,6 +146,12 @@ def test_schedules_do_not_change_a_sound_kernel(order):
     assert mx.array_equal(tiny(source, order=order).outputs[0], tiny(source).outputs[0])
 
 
+def test_the_probe_of_unknown_systems():
+    from emulator import build
+
+    assert build._probe() is None
+
+
 def test_counts():
     """64 threads of one simdgroup pair load x[0..3]: requested 4 bytes a thread, unique 16."""
     body = Text("tiny", (HEAD + "y[i] = fma(x[t % 4], 2.0f, 1.0f);",), ("x",), ("y",))

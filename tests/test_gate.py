@@ -18,6 +18,7 @@ def room(monkeypatch, tmp_path):
     monkeypatch.setattr(gate, "backend", lambda: "metal")
     monkeypatch.setattr(gate, "_machine", lambda: "a chip")
     monkeypatch.setattr(gate, "_agreed", {})
+    monkeypatch.setattr(gate, "_settled", {})
     monkeypatch.setattr(gate, "_notice", [print])
     gate._loaded.cache_clear()
     yield tmp_path / "kernels.json"

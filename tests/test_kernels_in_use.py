@@ -28,6 +28,7 @@ def target(dtype):
 def unproved(monkeypatch):
     """Each kernel proves itself anew."""
     monkeypatch.setattr(gate, "_agreed", {})
+    monkeypatch.setattr(gate, "_settled", {})
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 5, 8])

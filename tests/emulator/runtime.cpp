@@ -1,16 +1,13 @@
 // Runs one kernel: a fiber for each thread of a threadgroup, one threadgroup after another. The checked build of a kernel calls
 // the load and store hooks of ThreadSanitizer's ABI, which are defined here and see every access; the counted build calls
-// SanitizerCoverage's. Nothing of either project's runtime is linked.
+// SanitizerCoverage's. Nothing of either project's runtime is linked, and no C++ library, whose first build would take minutes.
+#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-
-#include <set>
-#include <string>
-#include <vector>
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -53,7 +50,7 @@ struct Words {
 extern "C" void emu_entry(void** buffers, const Ids* ids);  // the kernel
 
 namespace {
-constexpr size_t STACK = 256 << 10, SLOT = size_t(1) << 32, SLOTS = 24, ARENA = 32 << 10, MOST_THREADS = 1024, MOST_BLOCKS = 4096;
+constexpr size_t STACK = 256 << 10, SLOT = size_t(1) << 32, SLOTS = 24, SLICES = 64, ERRORS = 24, ARENA = 32 << 10, MOST_THREADS = 1024, MOST_BLOCKS = 4096;
 enum State { READY, AT_SIMD, AT_BARRIER, DONE };
 enum Kind { FREE, INPUT, OUTPUT };
 constexpr int mem_threadgroup = 2;
@@ -69,11 +66,11 @@ struct Fiber {
 struct Buffer {
   Kind kind;
   size_t bytes;
-  std::vector<uint32_t> writer;  // thread + 1 of each byte, for outputs
+  uint32_t* writer;  // thread + 1 of each byte, for outputs
   uint64_t requested, unique, unique_group, unique_simd;
-  std::vector<uint8_t> seen;
-  std::vector<uint32_t> group_stamp;
-  std::vector<std::vector<uint32_t>> simd_stamp;
+  uint8_t* seen;  // with counting on: whether each byte was touched at all, by this group, by each simdgroup of it
+  uint32_t* group_stamp;
+  uint32_t* simd_stamp[MOST_THREADS / 32];
 };
 struct Shadow {  // one byte of threadgroup memory
   uint32_t writer, write_epoch, write_simd_epoch;
@@ -91,30 +88,45 @@ Fiber fibers[MOST_THREADS];
 Words published[2][MOST_THREADS];  // in turn: a lane may be one operation ahead of its slowest neighbour
 alignas(16) char arena[ARENA];
 Shadow shadow[ARENA];
-std::vector<Slice> slices;
-size_t arena_used;
+Slice slices[SLICES];
+size_t slice_count, arena_used;
 uint32_t epoch, group_epoch, simd_epoch[MOST_THREADS / 32];
 uint32_t threads, group, current;
 void* scheduler_top;
 bool counting, failed;
 uint64_t barriers, meetings, peak_arena;
-std::set<std::string> errors;
+char errors[ERRORS][192];
+int error_count;
 uint64_t blocks[MOST_BLOCKS];  // plain, because it is filled before constructors run
 uint32_t block_count;
 
-void complain(const std::string& what) {
-  // Three of a kind, so that a flood of one fault does not hide another.
-  const std::string kind = what.substr(0, what.find(':'));
-  int alike = 0;
-  for (const std::string& e : errors) alike += e.compare(0, kind.size(), kind) == 0;
-  if (alike < 3) errors.insert(what);
+template <typename T>
+T* zeros(size_t n) {
+  return (T*)calloc(n ? n : 1, sizeof(T));
 }
-void fatal(const std::string& what) {
-  fputs(what.c_str(), stderr);
+
+void complain(const char* format, ...) {
+  char line[sizeof errors[0]];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(line, sizeof line, format, arguments);
+  va_end(arguments);
+  // Three of a kind (what stands before the colon), so that a flood of one fault does not hide another.
+  const size_t kind = strcspn(line, ":");
+  int alike = 0;
+  for (int i = 0; i < error_count; i++) {
+    if (!strcmp(errors[i], line)) return;
+    alike += !strncmp(errors[i], line, kind + 1);
+  }
+  if (alike < 3 && error_count < int(ERRORS)) memcpy(errors[error_count++], line, sizeof line);
+}
+
+void complain_here(const char* what) { complain("%s: thread %u of group %u", what, current, group); }
+
+void fatal(const char* what, uint64_t number) {
+  fprintf(stderr, "%s: %llu", what, (unsigned long long)number);
   exit(70);
 }
-std::string number(uint64_t n) { return std::to_string(n); }
-std::string me() { return "thread " + number(current) + " of group " + number(group); }
 
 void pause(State state, int site, int flags) {
   Fiber& f = fibers[current];
@@ -149,12 +161,12 @@ void prepare_fiber(uint32_t i) {
 
 void touch(Buffer& b, size_t at, size_t size) {
   b.requested += size;
-  if (b.seen.empty()) {
-    b.seen.resize(b.bytes);
-    b.group_stamp.resize(b.bytes);
-    b.simd_stamp.assign(threads / 32 + 1, std::vector<uint32_t>(b.bytes));
+  if (!b.seen) {
+    b.seen = zeros<uint8_t>(b.bytes);
+    b.group_stamp = zeros<uint32_t>(b.bytes);
+    for (uint32_t i = 0; i <= (threads - 1) / 32; i++) b.simd_stamp[i] = zeros<uint32_t>(b.bytes);
   }
-  auto& mine = b.simd_stamp[current / 32];
+  uint32_t* mine = b.simd_stamp[current / 32];
   for (size_t i = at; i < at + size; i++) {
     b.unique += !b.seen[i];
     b.seen[i] = 1;
@@ -168,7 +180,9 @@ void touch(Buffer& b, size_t at, size_t size) {
 void device_access(char* address, size_t size, bool write) {
   const size_t slot = (address - base) / SLOT, at = (address - base) % SLOT;
   Buffer& b = buffers[slot];
-  const auto fault = [&](const char* what) { complain(what + (": buffer " + number(slot)) + " at byte " + number(at) + " by " + me()); };
+  const auto fault = [&](const char* what) {
+    complain("%s: buffer %zu at byte %zu by thread %u of group %u", what, slot, at, current, group);
+  };
   if (b.kind == FREE || at + size > b.bytes) return fault("out of bounds");
   if (at % size) fault("misaligned");
   if (counting) touch(b, at, size);
@@ -189,10 +203,13 @@ bool ordered(uint32_t other, uint32_t its_epoch, uint32_t its_simd_epoch) {
 }
 
 void shared_access(size_t at, size_t size, bool write) {
-  const auto fault = [&](const char* what) { complain(what + (": threadgroup byte " + number(at)) + " by " + me()); };
+  const auto fault = [&](const char* what) {
+    complain("%s: threadgroup byte %zu by thread %u of group %u", what, at, current, group);
+  };
   if (at % size) fault("misaligned");
   bool inside = false;
-  for (const Slice& s : slices) inside |= at >= s.offset && at + size <= s.offset + s.bytes;
+  for (size_t i = 0; i < slice_count; i++)
+    inside |= at >= slices[i].offset && at + size <= slices[i].offset + slices[i].bytes;
   if (!inside) return fault("out of bounds");
   const uint32_t now = simd_epoch[current / 32];
   for (size_t i = at; i < at + size; i++) {
@@ -223,7 +240,7 @@ void access(void* pointer, size_t size, bool write) {
   if (p >= base && p < base + SLOTS * SLOT) return device_access(p, size, write);
   if (p >= arena && p < arena + ARENA) return shared_access(p - arena, size, write);
   if (p < stacks + current * STACK || p >= stacks + (current + 1) * STACK)
-    if (write) complain("store to memory that is not this thread's: " + me());
+    if (write) complain_here("store to memory that is not this thread's");
 }
 
 bool release(uint32_t from, uint32_t to, State state, const char* what) {
@@ -233,7 +250,7 @@ bool release(uint32_t from, uint32_t to, State state, const char* what) {
     if (fibers[i].state != state) continue;
     waiting++;
     if (site >= 0 && site != fibers[i].site) {
-      complain(std::string("divergent ") + what + " in group " + number(group) + ": lines " + number(site) + " and " + number(fibers[i].site));
+      complain("divergent %s: lines %d and %d in group %u", what, site, fibers[i].site, group);
       return false;
     }
     site = fibers[i].site;
@@ -254,8 +271,8 @@ void explain_stall() {
     done += fibers[i].state == DONE;
     if (fibers[i].state == AT_SIMD || (fibers[i].state == AT_BARRIER && !simd)) site = fibers[i].site;
   }
-  complain(std::string("divergent ") + (simd ? "simd operation" : "barrier") + " in group " + number(group) + ", line " + number(site) +
-           ": " + number(simd) + " threads at simd operations, " + number(barrier) + " at barriers, " + number(done) + " finished");
+  complain("divergent %s: line %d in group %u; %u threads at simd operations, %u at barriers, %u finished",
+           simd ? "simd operation" : "barrier", site, group, simd, barrier, done);
 }
 
 bool turn(uint32_t order) {
@@ -281,8 +298,7 @@ bool turn(uint32_t order) {
 void run_group(uint32_t index, uint32_t order) {
   group = index;
   group_epoch = ++epoch;
-  slices.clear();
-  arena_used = 0;
+  slice_count = arena_used = 0;
   memset(arena, 0xff, ARENA);
   for (uint32_t i = 0; i < threads; i++) {
     prepare_fiber(i);
@@ -312,14 +328,15 @@ __bf16 __truncsfbf2(float value) {
 
 void* emu_threadgroup(size_t bytes) {
   const size_t index = fibers[current].declared++;
-  if (index == slices.size()) {
+  if (index == slice_count) {
     const size_t offset = (arena_used + 15) / 16 * 16;
-    slices.push_back({offset, bytes});
+    if (index == SLICES) fatal("more threadgroup arrays than the emulator holds", SLICES);
+    slices[slice_count++] = {offset, bytes};
     arena_used = offset + bytes;
     if (arena_used > peak_arena) peak_arena = arena_used;
-    if (arena_used > ARENA) fatal("more than 32768 bytes of threadgroup memory: " + number(arena_used));
+    if (arena_used > ARENA) fatal("more than 32768 bytes of threadgroup memory", arena_used);
   }
-  if (slices[index].bytes != bytes) complain("threads disagree about threadgroup array " + number(index));
+  if (slices[index].bytes != bytes) complain_here("threads disagree about a threadgroup array");
   return arena + slices[index].offset;
 }
 void emu_barrier(int site, int flags) { pause(AT_BARRIER, site, flags); }
@@ -336,7 +353,7 @@ void emu_simdgroup_barrier(int site, int flags) {
 uint32_t emu_shuffle(int site, uint32_t value, uint32_t from) {
   const Words* all = emu_meet(site, {{value}});
   const uint32_t result = from < 32 ? all[from].w[0] : 0xffffffffu;
-  if (from >= 32) complain("shuffle from lane " + number(from) + ", line " + number(site));
+  if (from >= 32) complain("shuffle from lane %u: line %d", from, site);
   return result;
 }
 
@@ -349,7 +366,9 @@ void* emu_bind(uint32_t slot, size_t bytes, int kind) {
   char* start = base + slot * SLOT;
   mprotect(start, (bytes + 65535) / 65536 * 65536, PROT_READ | PROT_WRITE);
   if (kind == OUTPUT) memset(start, 0xff, bytes);
-  buffers[slot] = Buffer{Kind(kind), bytes, std::vector<uint32_t>(kind == OUTPUT ? bytes : 0), 0, 0, 0, 0, {}, {}, {}};
+  Buffer& b = buffers[slot];
+  free(b.writer);
+  b = Buffer{Kind(kind), bytes, zeros<uint32_t>(kind == OUTPUT ? bytes : 0)};
   pointers[slot] = start;
   return start;
 }
@@ -375,7 +394,7 @@ void emu_run(uint32_t first, uint32_t groups, uint32_t threads_, uint32_t order,
 
 uint64_t emu_unwritten(uint32_t slot) {
   uint64_t missing = 0;
-  for (uint32_t w : buffers[slot].writer) missing += !w;
+  for (size_t i = 0; i < buffers[slot].bytes; i++) missing += !buffers[slot].writer[i];
   return missing;
 }
 void emu_counts(uint32_t slot, uint64_t* four) {
@@ -395,10 +414,10 @@ uint32_t emu_blocks(uint64_t* out, uint32_t room) {
   return block_count;
 }
 const char* emu_errors() {
-  static std::string all;
-  all.clear();
-  for (const std::string& e : errors) all += e + "\n";
-  return all.c_str();
+  static char all[sizeof errors];
+  all[0] = 0;
+  for (int i = 0; i < error_count; i++) strcat(strcat(all, errors[i]), "\n");
+  return all;
 }
 
 #define HOOKS(n)                                                                \
@@ -424,9 +443,9 @@ void* __tsan_memset(void* to, int value, size_t n) {
   for (size_t i = 0; i < n; i++) access((char*)to + i, 1, true);
   return memset(to, value, n);
 }
-void __ubsan_handle_out_of_bounds(void*, void*) { complain("array index out of bounds: " + me()); }
-void __ubsan_handle_shift_out_of_bounds(void*, void*, void*) { complain("shift out of range: " + me()); }
-void __ubsan_handle_divrem_overflow(void*, void*, void*) { fatal("division by zero: " + me()); }
+void __ubsan_handle_out_of_bounds(void*, void*) { complain_here("array index out of bounds"); }
+void __ubsan_handle_shift_out_of_bounds(void*, void*, void*) { complain_here("shift out of range"); }
+void __ubsan_handle_divrem_overflow(void*, void*, void*) { fatal("division by zero in thread", current); }
 void __sanitizer_cov_trace_pc_guard_init(uint32_t* start, uint32_t* stop) {
   for (uint32_t* guard = start; guard < stop; guard++) *guard = guard - start;
   block_count = stop - start;
