@@ -132,7 +132,7 @@ def _proved_tile(matrix: Quantized, dtype: mx.Dtype, m: int) -> bool:
 
 def _key(matrix: Quantized, dtype: mx.Dtype) -> str:
     n, k = matrix.shape
-    return f"{n}x{k} {matrix.bits}-bit/{matrix.group_size} {str(matrix.scales.dtype)[10:]}->{str(dtype)[10:]}"
+    return f"{n}x{k} {matrix.bits}-bit/{matrix.group_size} {str(matrix.scales.dtype)[9:]}->{str(dtype)[9:]}"
 
 
 def _outputs_per_team(n: int, m: int, raced: int | None = None) -> int:

@@ -97,7 +97,7 @@ def _serves(rows: Rows, state: mx.array) -> bool:
     plain = state.dtype == mx.float32 == rows.g.dtype
     if not (fits and plain and gate.enabled()) or backend() is None:
         return False
-    shape = f"{hk}/{hv} heads of {dk}x{dv} {str(rows.q.dtype)[10:]}"
+    shape = f"{hk}/{hv} heads of {dk}x{dv} {str(rows.q.dtype)[9:]}"
     key = ("gated_delta_verify", shape)
     return bool(gate.settled(key, lambda: gate.agrees("gated_delta_verify", shape, lambda: _proof(rows))))
 
