@@ -1,11 +1,13 @@
-PYTHON ?= $(shell command -v python3.13 || command -v python3.12 || command -v python3.11 || echo python3)
+# The first Python that runs and is new enough; a name on the PATH alone proves neither.
+PYTHON ?= $(shell for p in python3.12 python3.13 python3.11 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 
 .PHONY: demo test check setup links clean
 
 demo: $(VENV)/demo
-	@$(BIN)/dflash-mlx generate --pair tiny --stats "Write a short story about a lighthouse keeper and a storm."
+	@$(BIN)/dflash-mlx generate --pair tiny --stats "Write a short story about a lighthouse keeper and a storm." </dev/null
 
 test: $(VENV)/dev
 	$(BIN)/python -m pytest -q
@@ -20,7 +22,7 @@ check: $(VENV)/dev
 setup: $(VENV)/dev
 
 $(VENV)/demo: pyproject.toml
-	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "dflash-mlx needs Python 3.11 or newer; set PYTHON=..."'
+	@test -n "$(PYTHON)" || { echo "dflash-mlx needs Python 3.11 or newer; name it with make PYTHON=/path/to/python3"; exit 1; }
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -e .
 	@touch $@

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable
 from statistics import median
-from types import SimpleNamespace
 from typing import Any
 
 import flagship_manifest as manifest
@@ -22,6 +21,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map_with_path
 from mlx_lm.models import qwen3_5
+from peer import Peer
 
 from dflash_mlx import metal
 from dflash_mlx.decode import decode
@@ -127,28 +127,12 @@ def our_cycle(target: Target, net: DraftNet, label: str, block: int, cycles: int
 
 def peer_cycle(model: nn.Module, config: dict[str, Any], block: int, cycles: int, folder: str) -> dict[str, float]:
     """dflash 0.1.0's own loop over the same target, its draft quantized to 4 bits like ours."""
-    sys.path.append(folder)
-    from dflash import model_mlx as peer
-
-    inner = config["dflash_config"]
-    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
-             "intermediate_size", "rms_norm_eps", "max_position_embeddings", "num_target_layers", "sliding_window",
-             "is_causal")  # fmt: skip
-    parts = ("block_size", "mask_token_id", "conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
-    draft = peer.DFlash2DraftModel(peer.DFlashConfig(
-        **{name: config[name] for name in names}, **{name: inner[name] for name in parts},
-        target_layer_ids=tuple(inner["target_layer_ids"]), layer_types=tuple(config["layer_types"]),
-        rope_theta=config["rope_parameters"]["rope_theta"], rope_scaling=config["rope_parameters"],
-        final_logit_softcapping=None, input_embedding_scale=1.0, output_multiplier=1.0,
-    ))  # fmt: skip
+    peer = Peer(folder)
+    draft = peer.draft(config)
     nn.quantize(draft, group_size=64, bits=4)
     fill(draft, 2)
-    silent = SimpleNamespace(add_token=int, finalize=int, reset=int, last_segment="")
-    tokenizer = peer.TokenizerWrapper.__new__(peer.TokenizerWrapper)
-    tokenizer.__dict__ |= {"_detokenizer": silent, "_eos_token_ids": set(), "_tokenizer": silent}
     times, last = [], 0.0
-    budget, prompt = (cycles + 4) * block, mx.array([5, 6, 7, 8, 9, 10])
-    made = peer.stream_generate(model, draft, tokenizer, prompt, block, budget)
+    made = peer.stream(model, draft, [5, 6, 7, 8, 9, 10], block, (cycles + 4) * block)
     for _ in zip(made, range(cycles + 3), strict=False):
         now = time.perf_counter()
         times.append(now - last)
