@@ -99,13 +99,13 @@ def switch_off(kernel: str, shape: str, reason: str) -> bool:
 
 def report() -> list[str]:
     """One line for each verdict known on this machine, for `doctor`."""
-    lines = [f"kernels: {backend() or 'none here, plain MLX ops serve'}{'' if enabled() else ' (switched off)'}"]
+    lines = [f"{backend() or 'none here, plain MLX ops serve'}{'' if enabled() else ' (switched off)'}"]
     for name, verdict in sorted(_verdicts().items()):
         times = ", ".join(
             f"{m} rows {ours * 1e6:.0f} us (stock {stock * 1e6:.0f})"
             for m, (ours, stock, _) in verdict.get("times", {}).items()
         )
-        lines.append(f"  {name}: {'on' if verdict['on'] else 'off, ' + verdict.get('reason', '')} {times}".rstrip())
+        lines.append(f"{name}: {'on' if verdict['on'] else 'off, ' + verdict.get('reason', '')} {times}".rstrip())
     return lines
 
 
@@ -133,6 +133,8 @@ def chain_seconds(calls: list[Callable[[mx.array], mx.array]], x: mx.array, turn
 
 def _judge(kernel: str, shape: str, race: Race) -> dict[str, Any]:
     name = f"{kernel} {shape}"
+    if not _verdicts():
+        _notice[0]("timing the kernels on this machine, once: this takes some seconds")
     # A note left by a run that never came back means that this very race hung or crashed the machine.
     _remember(name, {"on": False, "reason": "an earlier trial did not come back"})
     try:
