@@ -34,7 +34,7 @@ def enable(on: bool) -> None:
 
 def settled(key: Hashable, decide: Callable[[], Any]) -> Any:
     """The answer of `decide`, asked once until a kernel is switched off: the way of every call after the first."""
-    place = (backend(), os.environ.get("DFLASH_MLX_CACHE"), key)
+    place = (backend(), enabled(), os.environ.get("DFLASH_MLX_CACHE"), key)
     if place not in _settled:
         _settled[place] = decide()
     return _settled[place]
@@ -115,7 +115,7 @@ def relative_error(got: mx.array, want: mx.array) -> float:
     return float(mx.linalg.norm(got - want) / mx.linalg.norm(want))
 
 
-def chain_seconds(calls: list[Callable[[mx.array], mx.array]], x: mx.array, turns: int = 5) -> float:
+def chain_seconds(calls: list[Callable[[mx.array], mx.array]], x: mx.array, turns: int = 3) -> float:
     """Median seconds of one call in a chain where each needs the one before; calls differ in their weights."""
     rounds = max(1, 8 // len(calls))
 
