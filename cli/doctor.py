@@ -19,7 +19,7 @@ def doctor() -> None:
         "memory": f"{size(memory.total)}, of which {size(memory.usable)} can be used ({memory.rule})",
         "cache": f"{found.cache}, {size(found.cache_free_bytes)} free",
         "default": found.default_pair.removeprefix("pair: "),
-        "kernels": ", ".join(found.kernels) or "none, MLX's own operations",
+        "kernels": "; ".join(found.kernels) or "none, MLX's own operations",
     }
     width = max(map(len, facts))
     print("\n".join(f"{name.ljust(width)}  {value}" for name, value in facts.items()))

@@ -37,6 +37,8 @@ def report() -> Report:
     """Gather the facts; nothing is loaded and the network is not touched."""
     import mlx.core as mx
 
+    from dflash_mlx import metal
+
     distribution, warnings = owner()
     device = mx.default_device()
     if device == mx.Device(mx.cpu) and shutil.which("g++") is None:
@@ -53,7 +55,7 @@ def report() -> Report:
         cache=str(hub.cache_folder()),
         cache_free_bytes=fit.free_bytes(hub.cache_folder()),
         default_pair=pairing.default_preset()[1],
-        kernels=(),
+        kernels=tuple(metal.report()) if metal.backend() else (),
         warnings=warnings,
     )
 

@@ -34,7 +34,7 @@ def enable(on: bool) -> None:
 
 def settled(key: Hashable, decide: Callable[[], Any]) -> Any:
     """The answer of `decide`, asked once until a kernel is switched off: the way of every call after the first."""
-    place = (backend(), os.environ.get("DFLASH_MLX_CACHE"), key)
+    place = (backend(), enabled(), os.environ.get("DFLASH_MLX_CACHE"), key)
     if place not in _settled:
         _settled[place] = decide()
     return _settled[place]
@@ -99,13 +99,13 @@ def switch_off(kernel: str, shape: str, reason: str) -> bool:
 
 def report() -> list[str]:
     """One line for each verdict known on this machine, for `doctor`."""
-    lines = [f"kernels: {backend() or 'none here, plain MLX ops serve'}{'' if enabled() else ' (switched off)'}"]
+    lines = [f"{backend() or 'none here, plain MLX ops serve'}{'' if enabled() else ' (switched off)'}"]
     for name, verdict in sorted(_verdicts().items()):
         times = ", ".join(
             f"{m} rows {ours * 1e6:.0f} us (stock {stock * 1e6:.0f})"
             for m, (ours, stock, _) in verdict.get("times", {}).items()
         )
-        lines.append(f"  {name}: {'on' if verdict['on'] else 'off, ' + verdict.get('reason', '')} {times}".rstrip())
+        lines.append(f"{name}: {'on' if verdict['on'] else 'off, ' + verdict.get('reason', '')} {times}".rstrip())
     return lines
 
 
@@ -115,7 +115,7 @@ def relative_error(got: mx.array, want: mx.array) -> float:
     return float(mx.linalg.norm(got - want) / mx.linalg.norm(want))
 
 
-def chain_seconds(calls: list[Callable[[mx.array], mx.array]], x: mx.array, turns: int = 5) -> float:
+def chain_seconds(calls: list[Callable[[mx.array], mx.array]], x: mx.array, turns: int = 3) -> float:
     """Median seconds of one call in a chain where each needs the one before; calls differ in their weights."""
     rounds = max(1, 8 // len(calls))
 
@@ -133,6 +133,8 @@ def chain_seconds(calls: list[Callable[[mx.array], mx.array]], x: mx.array, turn
 
 def _judge(kernel: str, shape: str, race: Race) -> dict[str, Any]:
     name = f"{kernel} {shape}"
+    if not _verdicts():
+        _notice[0]("timing the kernels on this machine, once: this takes some seconds")
     # A note left by a run that never came back means that this very race hung or crashed the machine.
     _remember(name, {"on": False, "reason": "an earlier trial did not come back"})
     try:

@@ -85,16 +85,18 @@ def launch(
     return call(_built(name, backend() == "cuda"), inputs, template, groups, threads, outputs)
 
 
-def program(key: Hashable, steps: Callable[..., mx.array | tuple[mx.array, ...]]) -> Any:
-    """`steps`, a function of arrays that launches, as a compiled function that is kept under `key`.
+def composed(steps: Callable[..., Any]) -> Any:
+    """`steps`, a function of arrays that launches, as one whose text is composed once and not on every call."""
+    return steps if _borrowed else mx.compile(steps)
 
-    MLX composes a kernel's text anew on every call; a compiled function has done so once.
-    """
+
+def program(key: Hashable, steps: Callable[..., Any]) -> Any:
+    """`steps` composed once and kept under `key`."""
     if _borrowed:
         return steps
     place = (backend(), key)
     if place not in _programs:
-        _programs[place] = mx.compile(steps)
+        _programs[place] = composed(steps)
     return _programs[place]
 
 

@@ -8,10 +8,10 @@ from math import ceil
 import mlx.core as mx
 
 from dflash_mlx.metal import gate
-from dflash_mlx.metal.launch import backend, launch, program
+from dflash_mlx.metal.launch import backend, composed, launch, program
 
 TILE = 8  # rows that one launch serves
-MOST_ROWS = 2 * TILE  # the widest block; more rows than that are prefill, which the stock kernels do well
+MOST_ROWS = 2 * TILE  # the widest block; beyond are prompts, which the stock kernels do well
 ACCUMULATORS = 24  # sums a lane may hold: R * M
 TILE_FROM = 6  # rows from which the matrix kernel may pay
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
@@ -54,7 +54,7 @@ class Quantized:
 
 
 Kernel = Callable[[Quantized, mx.array], mx.array]
-Steps = Callable[[Quantized, mx.array, int], mx.array]
+Plan = Callable[[mx.array, mx.array, mx.array, mx.array], mx.array]  # x, weight, scales, biases -> result
 
 
 def quantized_linear(
@@ -68,42 +68,65 @@ def quantized_linear(
     mode: str = "exact",
 ) -> mx.array:
     """x [..., K] times the quantized weight [N, K] -> [..., N] in x's dtype; `mode` is "exact" or "fast"."""
-    if mode not in ("exact", "fast"):
-        raise ValueError(f"mode must be 'exact' or 'fast', got {mode!r}")
-    matrix = Quantized(weight, scales, biases, group_size, bits)
-    if not _serves(matrix, x):
-        return matrix.stock(x)
-    n, k = matrix.shape
-    flat = x.reshape(-1, k)
-    if mode == "fast" and _serves_tile(matrix, flat):
-        return _tile(matrix, flat).reshape(*x.shape[:-1], n)
-    tiles = [_rows(matrix, flat[i : i + TILE]) for i in range(0, flat.shape[0], TILE)]
-    return mx.concatenate(tiles).reshape(*x.shape[:-1], n) if len(tiles) > 1 else tiles[0].reshape(*x.shape[:-1], n)
+    return _plan(mode, x, weight, scales, biases, group_size, bits)(x, weight, scales, biases)
 
 
 def head_argmax(
     x: mx.array, weight: mx.array, scales: mx.array, biases: mx.array, *, group_size: int, bits: int
 ) -> mx.array:
     """The index of each row's largest logit, x [..., K] -> uint32 [...]: mx.argmax of `quantized_linear`."""
-    matrix = Quantized(weight, scales, biases, group_size, bits)
-    if not _serves(matrix, x):
-        return mx.argmax(matrix.stock(x), axis=-1)
-    flat = x.reshape(-1, x.shape[-1])
-    asked = (matrix.weight.shape, matrix.bits, matrix.group_size, matrix.scales.dtype, x.dtype)
-    key, proof = _key(matrix, x.dtype), partial(_head_proof, matrix, x.dtype)
-    if not gate.settled(("head_argmax", *asked), lambda: gate.agrees("head_argmax", key, proof)):
-        return mx.argmax(quantized_linear(x, weight, scales, biases, group_size=group_size, bits=bits), axis=-1)
-    ids = [_best(matrix, flat[i : i + TILE]) for i in range(0, flat.shape[0], TILE)]
-    return mx.concatenate(ids).reshape(x.shape[:-1])
+    return _plan("argmax", x, weight, scales, biases, group_size, bits)(x, weight, scales, biases)
 
 
-def _serves(matrix: Quantized, x: mx.array) -> bool:
-    """Whether verify_qmv is proved for this matrix, for every tile height that x needs."""
+def _plan(
+    mode: str, x: mx.array, weight: mx.array, scales: mx.array, biases: mx.array, group_size: int, bits: int
+) -> Plan:
+    """What to do with such arrays: decided and composed once, so that later calls cost the host one look-up."""
+    shape = x.shape
+    if x.size > MOST_ROWS * shape[-1]:  # prompts come in any length: nothing to keep
+        shape = (0, shape[-1])
+    key = (mode, shape, x.dtype, weight.shape, scales.dtype, group_size, bits)
+    plan: Plan = gate.settled(key, lambda: _choose(mode, Quantized(weight, scales, biases, group_size, bits), x))
+    return plan
+
+
+def _choose(mode: str, matrix: Quantized, x: mx.array) -> Plan:
+    if mode not in ("exact", "fast", "argmax"):
+        raise ValueError(f"mode must be 'exact' or 'fast', got {mode!r}")
+    group, bits = matrix.group_size, matrix.bits
+    steps = _kernel_steps(mode, matrix, x)
+
+    def plan(x: mx.array, weight: mx.array, scales: mx.array, biases: mx.array) -> mx.array:
+        matrix = Quantized(weight, scales, biases, group, bits)
+        if steps is not None:
+            return steps(matrix, x)
+        return mx.argmax(matrix.stock(x), axis=-1) if mode == "argmax" else matrix.stock(x)
+
+    made: Plan = plan if steps is None else composed(plan)
+    return made
+
+
+def _kernel_steps(mode: str, matrix: Quantized, x: mx.array) -> Kernel | None:
+    """The launches that serve x [..., K] with this matrix, or None where the stock op does."""
     if not gate.enabled() or backend() is None or not matrix.fits(x):
-        return False
-    rows = x.size // x.shape[-1]
-    asked = (matrix.weight.shape, matrix.bits, matrix.group_size, matrix.scales.dtype, x.dtype, rows)
-    return bool(gate.settled(("verify_qmv", *asked), lambda: _proved(matrix, x.dtype, rows)))
+        return None
+    rows, dtype = x.size // x.shape[-1], x.dtype
+    if not _proved(matrix, dtype, rows):
+        return None
+    if mode == "fast" and _proved_tile(matrix, dtype, rows):
+        return lambda matrix, x: _tile_steps(matrix, x.reshape(rows, -1)).reshape(*x.shape[:-1], -1)
+    step: Kernel = _rows_steps
+    if mode == "argmax":
+        fused = gate.agrees("head_argmax", _key(matrix, dtype), partial(_head_proof, matrix, dtype))
+        step = _best_steps if fused else _best_of_rows
+
+    def tiled(matrix: Quantized, x: mx.array) -> mx.array:
+        flat = x.reshape(rows, -1)
+        made = [step(matrix, flat[i : i + TILE]) for i in range(0, rows, TILE)]
+        y = mx.concatenate(made) if len(made) > 1 else made[0]
+        return y.reshape(*x.shape[:-1], *y.shape[1:])
+
+    return tiled
 
 
 def _proved(matrix: Quantized, dtype: mx.Dtype, rows: int) -> bool:
@@ -114,17 +137,10 @@ def _proved(matrix: Quantized, dtype: mx.Dtype, rows: int) -> bool:
     return all(gate.agrees("verify_qmv", key, partial(_proof, matrix, dtype, m, _rows), rows=m) for m in heights)
 
 
-def _serves_tile(matrix: Quantized, x: mx.array) -> bool:
-    """Whether verify_qmm is proved and pays for x [M, K]."""
-    m, k = x.shape
-    chunk = 256 // matrix.bits
-    if m < TILE_FROM or k % chunk or matrix.group_size % chunk or gate.matrix_units_are_unproved():
-        return False
-    asked = (matrix.weight.shape, matrix.bits, matrix.group_size, matrix.scales.dtype, x.dtype, m)
-    return bool(gate.settled(("verify_qmm", *asked), lambda: _proved_tile(matrix, x.dtype, m)))
-
-
 def _proved_tile(matrix: Quantized, dtype: mx.Dtype, m: int) -> bool:
+    chunk = 256 // matrix.bits
+    if m < TILE_FROM or matrix.shape[1] % chunk or matrix.group_size % chunk or gate.matrix_units_are_unproved():
+        return False
     key, proof = _key(matrix, dtype), partial(_proof, matrix, dtype, m, _tile)
     won = gate.wins("verify_qmm", key, lambda: _race(matrix, dtype, {1: _tile}, (8, 16)))
     return won and gate.agrees("verify_qmm", key, proof, rows=m)
@@ -132,7 +148,8 @@ def _proved_tile(matrix: Quantized, dtype: mx.Dtype, m: int) -> bool:
 
 def _key(matrix: Quantized, dtype: mx.Dtype) -> str:
     n, k = matrix.shape
-    return f"{n}x{k} {matrix.bits}-bit/{matrix.group_size} {str(matrix.scales.dtype)[9:]}->{str(dtype)[9:]}"
+    scales, x = (str(kind).removeprefix("mlx.core.") for kind in (matrix.scales.dtype, dtype))
+    return f"{n}x{k} {matrix.bits}-bit/{matrix.group_size} {scales}->{x}"
 
 
 def _outputs_per_team(n: int, m: int, raced: int | None = None) -> int:
@@ -172,12 +189,11 @@ def _dot(name: str, matrix: Quantized, x: mx.array, team: int) -> tuple[mx.array
     return tuple(made)
 
 
-def _run(name: str, steps: Steps, matrix: Quantized, x: mx.array, team: int) -> mx.array:
+def _run(name: str, steps: Kernel, matrix: Quantized, x: mx.array) -> mx.array:
     """Run steps over a matrix as a program that is composed once."""
     bits, group = matrix.bits, matrix.group_size
     made = program(
-        (name, bits, group, team),
-        lambda x, weight, scales, biases: steps(Quantized(weight, scales, biases, group, bits), x, team),
+        (name, bits, group), lambda x, weight, scales, biases: steps(Quantized(weight, scales, biases, group, bits), x)
     )
     y: mx.array = made(x, matrix.weight, matrix.scales, matrix.biases)
     return y
@@ -185,31 +201,25 @@ def _run(name: str, steps: Steps, matrix: Quantized, x: mx.array, team: int) -> 
 
 def _team(matrix: Quantized, x: mx.array) -> int:
     m = x.shape[0]
-
-    def decide() -> int:
-        raced = gate.choice("verify_qmv", _key(matrix, x.dtype), m)
-        return _outputs_per_team(matrix.shape[0], m, raced)
-
-    asked = (matrix.weight.shape, matrix.bits, matrix.group_size, matrix.scales.dtype, x.dtype, m)
-    return int(gate.settled(("team", *asked), decide))
+    return _outputs_per_team(matrix.shape[0], m, gate.choice("verify_qmv", _key(matrix, x.dtype), m))
 
 
 def _rows(matrix: Quantized, x: mx.array, team: int | None = None) -> mx.array:
-    return _run("verify_qmv", _rows_steps, matrix, x, team or _team(matrix, x))
+    return _run(f"verify_qmv {team}", partial(_rows_steps, team=team), matrix, x)
 
 
-def _rows_steps(matrix: Quantized, x: mx.array, team: int) -> mx.array:
-    return _dot("verify_qmv", matrix, x, team)[0]
+def _rows_steps(matrix: Quantized, x: mx.array, team: int | None = None) -> mx.array:
+    return _dot("verify_qmv", matrix, x, team or _team(matrix, x))[0]
 
 
-BLOCKINGS: dict[int, Kernel] = {team: partial(_rows, team=team) for team in (1, 2, 4, 8)}
+BLOCKINGS: dict[int, Kernel] = {team: partial(_rows, team=team) for team in (2, 4)}
 
 
 def _tile(matrix: Quantized, x: mx.array) -> mx.array:
-    return _run("verify_qmm", _tile_steps, matrix, x, 1)
+    return _run("verify_qmm", _tile_steps, matrix, x)
 
 
-def _tile_steps(matrix: Quantized, x: mx.array, _: int) -> mx.array:
+def _tile_steps(matrix: Quantized, x: mx.array) -> mx.array:
     n, k = matrix.shape
     m = x.shape[0]
     rows = ceil(m / 8) * 8
@@ -233,11 +243,15 @@ def _tile_steps(matrix: Quantized, x: mx.array, _: int) -> mx.array:
 
 
 def _best(matrix: Quantized, x: mx.array) -> mx.array:
-    return _run("head_argmax", _best_steps, matrix, x, _team(matrix, x))
+    return _run("head_argmax", _best_steps, matrix, x)
 
 
-def _best_steps(matrix: Quantized, x: mx.array, team: int) -> mx.array:
-    value, place = _dot("head_argmax", matrix, x, team)
+def _best_of_rows(matrix: Quantized, x: mx.array) -> mx.array:
+    return mx.argmax(_rows_steps(matrix, x), axis=-1)
+
+
+def _best_steps(matrix: Quantized, x: mx.array) -> mx.array:
+    value, place = _dot("head_argmax", matrix, x, _team(matrix, x))
     m, groups = value.shape
     outputs = [((m,), mx.uint32)]
     return launch("argmax_finish", [value, place], {"GROUPS": groups}, groups=m, threads=256, outputs=outputs)[0]

@@ -91,15 +91,18 @@ def _step() -> Any:
 
 
 def _serves(rows: Rows, state: mx.array) -> bool:
-    hk, dk = rows.q.shape[2:]
-    hv, dv = rows.v.shape[2:]
+    key = ("gated_delta_verify", rows.q.shape[2:], rows.v.shape[2:], rows.q.dtype, rows.beta.dtype, state.dtype)
+    return bool(gate.settled(key, lambda: _proved(rows, state)))
+
+
+def _proved(rows: Rows, state: mx.array) -> bool:
+    (hk, dk), (hv, dv) = rows.q.shape[2:], rows.v.shape[2:]
     fits = dk % 32 == 0 and dk <= 256 and dv % 16 == 0 and rows.g.ndim == 3 and hv % hk == 0
     plain = state.dtype == mx.float32 == rows.g.dtype
     if not (fits and plain and gate.enabled()) or backend() is None:
         return False
-    shape = f"{hk}/{hv} heads of {dk}x{dv} {str(rows.q.dtype)[9:]}"
-    key = ("gated_delta_verify", shape)
-    return bool(gate.settled(key, lambda: gate.agrees("gated_delta_verify", shape, lambda: _proof(rows))))
+    shape = f"{hk}/{hv} heads of {dk}x{dv} {str(rows.q.dtype).removeprefix('mlx.core.')}"
+    return gate.agrees("gated_delta_verify", shape, lambda: _proof(rows))
 
 
 def kernel(rows: Rows, state: mx.array, tape: Tape | None = None, keep: int = 0) -> Result:
