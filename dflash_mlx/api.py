@@ -7,6 +7,7 @@ from typing import TypedDict, Unpack
 
 import mlx.core as mx
 
+from dflash_mlx import metal
 from dflash_mlx.decode import block_for, decode
 from dflash_mlx.errors import OptionError
 from dflash_mlx.loading import Pair, load
@@ -118,6 +119,7 @@ def _stream(pair: Pair, ids: list[int], options: Options, size: int, notices: li
     cycles: list[Cycle] = []
     finish: Finish = "length"
     mx.reset_peak_memory()
+    metal.notify(notices.append)  # a kernel that is switched off now is part of this answer's story
     for cycle in decode(pair.target, pair.draft, ids, options, pair.stop_ids, sampler, size):
         used = text.used
         pieces = text.feed(cycle.tokens)
