@@ -38,11 +38,16 @@ sys.exit(main(engine=scene))
 """
 
 
+def hear_interrupts() -> None:
+    """A shell's background jobs ignore interrupts, and so would what they start: a test run may be such a job."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def start(scene, *args, program=(sys.executable, str(FAKE)), **options):
     """Run the command on a scene of the fake engine; the process never outlives the test."""
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-    with subprocess.Popen([*program, scene, *args], env=ENVIRONMENT, **pipes) as process:
+    with subprocess.Popen([*program, scene, *args], env=ENVIRONMENT, preexec_fn=hear_interrupts, **pipes) as process:
         try:
             yield process
         finally:
