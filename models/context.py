@@ -23,7 +23,12 @@ class ContextLayer:
     @property
     def held(self) -> int:
         """Rows that a query right after the context can see."""
-        return min(self.end, self.window - 1) if self.window else self.end
+        return self.held_after(0)
+
+    def held_after(self, fresh: int) -> int:
+        """Return what `held` will be once `fresh` rows are appended."""
+        end = self.end + fresh
+        return min(end, self.window - 1) if self.window else end
 
     def skip(self, rows: int) -> None:
         """Advance by rows that no later query can see; only rows that `window` hides may be left out."""
@@ -34,15 +39,16 @@ class ContextLayer:
         if self.window and (hidden := keys.shape[2] - self.window + 1) > 0:
             self.skip(hidden)
             keys, values = keys[:, :, hidden:], values[:, :, hidden:]
-        self._write(keys, values)
-        self.end += keys.shape[2]
-        self.length += keys.shape[2]
+        self.extend(keys, values, keys.shape[2])
 
-    def with_block(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Return the visible context followed by a block's keys and values [1, H, L, D]; the block is not kept."""
+    def extend(self, keys: mx.array, values: mx.array, fresh: int) -> tuple[mx.array, mx.array]:
+        """Append the first `fresh` rows; return the context followed by the others, a block that is not kept."""
         self._write(keys, values)
         assert self.keys is not None and self.values is not None
-        rows = slice(self.end - self.held, self.end + keys.shape[2])
+        last = self.end + keys.shape[2]
+        self.end += fresh
+        self.length += fresh
+        rows = slice(self.end - self.held, last)
         return self.keys[:, :, rows], self.values[:, :, rows]
 
     def _write(self, keys: mx.array, values: mx.array) -> None:
@@ -65,29 +71,38 @@ class ContextLayer:
 
 
 class Context:
-    """The context of every drafter layer, all of one length."""
+    """The context of every drafter layer, all of one length, and the rows that the next pass will add to it.
+
+    `fresh` holds the projected features [1, n, D] of those rows: a block's pass makes keys of them with its own.
+    """
 
     def __init__(self, windows: Sequence[int]) -> None:
         self.layers = [ContextLayer(window) for window in windows]
+        self.fresh: mx.array | None = None
 
     @property
     def length(self) -> int:
         """Rows seen: the absolute position of the next anchor."""
-        return self.layers[0].length
+        return self.layers[0].length + (0 if self.fresh is None else self.fresh.shape[1])
 
     def skip(self, rows: int) -> None:
         """Advance by rows that no layer's later queries can see."""
         for layer in self.layers:
             layer.skip(rows)
 
-    def masks(self, rows: int, causal: Sequence[bool]) -> list[mx.array | None]:
+    def take_fresh(self) -> mx.array | None:
+        """Return the rows still to be added, once."""
+        fresh, self.fresh = self.fresh, None
+        return fresh
+
+    def masks(self, rows: int, causal: Sequence[bool], fresh: int = 0) -> list[mx.array | None]:
         """Return each layer's mask [rows, held + rows] for a block of `rows` rows, None where all is seen.
 
-        Row j stands j rows after the anchor: it sees context no further back than its window, and of the block all
-        rows, or only those up to itself where the layer is causal.
+        `held` counts `fresh` rows that are yet to be added. Row j stands j rows after the anchor: it sees context no
+        further back than its window, and of the block all rows, or only those up to itself where the layer is causal.
         """
         made: dict[tuple[int, bool, int], mx.array | None] = {}
-        keys = [(layer.window, flag, layer.held) for layer, flag in zip(self.layers, causal, strict=True)]
+        keys = [(layer.window, flag, layer.held_after(fresh)) for layer, flag in zip(self.layers, causal, strict=True)]
         for key in keys:
             if key not in made:
                 made[key] = _mask(rows, *key)
@@ -95,7 +110,8 @@ class Context:
 
     def arrays(self) -> list[mx.array]:
         """Return every array held."""
-        return [a for layer in self.layers for a in (layer.keys, layer.values) if a is not None]
+        held = [a for layer in self.layers for a in (layer.keys, layer.values)]
+        return [a for a in (*held, self.fresh) if a is not None]
 
 
 def _mask(rows: int, window: int, causal: bool, context: int) -> mx.array | None:

@@ -11,6 +11,9 @@ from dflash_mlx.models.context import Context, ContextLayer
 from dflash_mlx.models.linear import project
 
 
+MOST_FRESH = 16  # context rows that a block's pass still takes along
+
+
 class DynamicConv(nn.Module):
     """A causal convolution over block rows around a sublayer, its kernel adjusted row by row.
 
@@ -64,9 +67,10 @@ class Attention(nn.Module):
         v = self._heads(project(self.v_proj, x), self.kv_heads).transpose(0, 2, 1, 3)
         return self.rope(k, offset=position), v
 
-    def __call__(self, x: mx.array, memory: ContextLayer, mask: mx.array | None) -> mx.array:
+    def __call__(self, x: mx.array, fresh: mx.array | None, memory: ContextLayer, mask: mx.array | None) -> mx.array:
         q = self.q_norm(self._heads(project(self.q_proj, x), self.heads)).transpose(0, 2, 1, 3)
-        k, v = memory.with_block(*self.keys_values(x, memory.length))
+        rows, added = (x, 0) if fresh is None else (mx.concatenate([fresh, x], axis=1), fresh.shape[1])
+        k, v = memory.extend(*self.keys_values(rows, memory.length), added)
         q = self.rope(q, offset=memory.length)
         out = mx.fast.scaled_dot_product_attention(q, k, v, scale=self.scale, mask=mask)
         return project(self.o_proj, out.transpose(0, 2, 1, 3).reshape(*x.shape[:2], -1))
@@ -96,8 +100,11 @@ class Layer(nn.Module):
         if config.conv_kernel:
             self.attention_conv, self.mlp_conv = DynamicConv(config), DynamicConv(config)
 
-    def __call__(self, x: mx.array, memory: ContextLayer, mask: mx.array | None) -> mx.array:
-        x = x + _wrapped(self.get("attention_conv"), self.input_layernorm(x), lambda h: self.self_attn(h, memory, mask))
+    def __call__(self, x: mx.array, fresh: mx.array | None, memory: ContextLayer, mask: mx.array | None) -> mx.array:
+        def attend(h: mx.array) -> mx.array:
+            return self.self_attn(h, fresh, memory, mask)
+
+        x = x + _wrapped(self.get("attention_conv"), self.input_layernorm(x), attend)
         return x + _wrapped(self.get("mlp_conv"), self.post_attention_layernorm(x), self.mlp)
 
 
@@ -148,17 +155,26 @@ class DraftNet(nn.Module):
         return Context(self.config.windows)
 
     def absorb(self, features: mx.array, context: Context) -> None:
-        """Append target features [1, L, taps x D], the rows that follow the context, to it."""
-        rows = self.hidden_norm(project(self.fc, features.astype(self.dtype)))
+        """Append target features [1, L, taps x D], the rows that follow the context, to it.
+
+        Few rows wait for the next block's pass; many, as in prefill, become keys and values at once.
+        """
+        rows, before = self.hidden_norm(project(self.fc, features.astype(self.dtype))), context.take_fresh()
+        if before is not None:
+            rows = mx.concatenate([before, rows], axis=1)
+        if rows.shape[1] <= MOST_FRESH:
+            context.fresh = rows
+            return
         for layer, memory in zip(self.layers, context.layers, strict=True):
             memory.append(*layer.self_attn.keys_values(rows, memory.length))
 
     def __call__(self, embeddings: mx.array, context: Context) -> mx.array:
         """Return final-normed hidden rows [1, L, D] of the block with embeddings [1, L, D], after the context."""
         x = (embeddings * self.config.embedding_scale).astype(self.dtype)
-        masks = context.masks(x.shape[1], self.config.causal)
+        fresh = context.take_fresh()
+        masks = context.masks(x.shape[1], self.config.causal, 0 if fresh is None else fresh.shape[1])
         for layer, memory, mask in zip(self.layers, context.layers, masks, strict=True):
-            x = layer(x, memory, mask)
+            x = layer(x, fresh, memory, mask)
         return self.norm(x)
 
     @property

@@ -34,7 +34,7 @@ def test_context_is_the_last_rows_in_time_order(window, appended, block):
         layer.append(fresh, -fresh)
         position += rows
         marker = mx.full((1, 1, block, 1), 1e6)
-        keys, values = layer.with_block(marker, -marker)
+        keys, values = layer.extend(marker, -marker, 0)
         held = range(0 if not window else max(0, position - (window - 1)), position)
         assert keys.flatten().tolist() == [*map(float, held), *[1e6] * block]
         assert mx.array_equal(values, -keys)
@@ -45,7 +45,7 @@ def test_context_buffers_stay_small():
     layer = ContextLayer(16)
     for _ in range(4 * STEP):
         layer.append(mx.zeros((1, 1, 1, 4)), mx.zeros((1, 1, 1, 4)))
-        layer.with_block(mx.zeros((1, 1, 8, 4)), mx.zeros((1, 1, 8, 4)))
+        layer.extend(mx.zeros((1, 1, 8, 4)), mx.zeros((1, 1, 8, 4)), 0)
     assert layer.keys.shape[2] <= 3 * STEP
 
 
@@ -56,7 +56,9 @@ def test_only_feature_rows_that_a_query_can_see_are_projected():
     drafter.absorb(mx.zeros((1, 100, width)), context, last=130)
     assert context.length == 100 and context.layers[0].held == 0
     drafter.absorb(mx.zeros((1, 30, width)), context, last=130)
-    assert context.length == 130 and context.layers[0].held == 15
+    assert context.length == 130 and context.fresh.shape[1] == 15
+    drafter.absorb(mx.zeros((1, 8, width)), context, last=138)
+    assert context.length == 138 and context.fresh is None and context.layers[0].held == 15
 
 
 @pytest.mark.parametrize("window", [1, 2, 5])
