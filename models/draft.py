@@ -10,7 +10,6 @@ from dflash_mlx.models.config import DraftConfig
 from dflash_mlx.models.context import Context, ContextLayer
 from dflash_mlx.models.linear import project
 
-
 MOST_FRESH = 16  # context rows that a block's pass still takes along
 
 
