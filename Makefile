@@ -7,7 +7,8 @@ BIN := $(VENV)/bin
 .PHONY: demo test check setup links clean
 
 demo: $(VENV)/demo
-	@$(BIN)/dflash-mlx generate --pair tiny --stats "Write a short story about a lighthouse keeper and a storm." </dev/null
+	@$(BIN)/dflash-mlx generate --pair tiny --seed 2 --max-tokens 200 --stats \
+		"Write a Python function that checks if a number is even." </dev/null
 
 test: $(VENV)/dev
 	$(BIN)/python -m pytest -q

@@ -48,7 +48,11 @@ def report(results: "Sequence[Result]", width: int) -> str:
         rows.append((*figures, f"{r.ratio:.2f}x", f"{r.tau:.2f}", r.prompt))
     lines = [table(rows, width)]
     for temperature in dict.fromkeys(r.temperature for r in results):
-        mean = geometric_mean(r.ratio for r in results if r.temperature == temperature)
+        ratios = [r.ratio for r in results if r.temperature == temperature and r.ratio > 0]
+        if not ratios:
+            lines.append(f"temperature {temperature:g}: the answers are too short to be timed")
+            continue
+        mean = geometric_mean(ratios)
         which = "speculative" if mean > 1 else "plain"
         lines.append(f"temperature {temperature:g}: {mean:.2f}x, {which} is faster")
     differing = sum(r.equal is False for r in results)

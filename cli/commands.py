@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dflash_mlx.cli.engine import Engine, Plan
-from dflash_mlx.cli.render import Screen, banner, stats_line
+from dflash_mlx.cli.render import Screen, banner, counted, stats_line
 from dflash_mlx.types import Finish, Message, Stats
 
 KEYS = {
@@ -52,7 +52,7 @@ def _stats(session: Session) -> None:
     session.screen.line(f"last answer: {stats_line(*session.turns[-1])}")
     tokens = sum(stats.completion_tokens for stats, _ in session.turns)
     seconds = sum(stats.decode_s for stats, _ in session.turns)
-    session.screen.line(f"{len(session.turns)} answers, {tokens} tokens in {seconds:.2f} s")
+    session.screen.line(f"since the start: {counted(len(session.turns), 'answer')}, {tokens} tokens in {seconds:.2f} s")
 
 
 def _exit(session: Session) -> None:

@@ -16,6 +16,7 @@ def main(args: Sequence[str] | None = None, engine: object = None) -> int:
 
     `engine` is a function that returns the engine to use instead of dflash_mlx.api.
     """
+    _occupy_standard_files()
     sys.stdout, sys.stderr = sys.stdout or io.StringIO(), sys.stderr or io.StringIO()  # a process may lack them
     try:
         code = _run(sys.argv[1:] if args is None else args, engine)
@@ -30,6 +31,8 @@ def main(args: Sequence[str] | None = None, engine: object = None) -> int:
         code = _refuse("what came through the pipe is not UTF-8 text", FAILED)
     except (DFlashError, OSError) as error:
         code = _refuse(error, FAILED)
+    except (MemoryError, RuntimeError) as error:  # what MLX raises when the machine gives out
+        code = _refuse(f"the engine failed: {str(error) or 'out of memory'}; see dflash-mlx doctor", FAILED)
     _let_go_of_stdout()
     return code
 
@@ -56,6 +59,13 @@ def _run(args: Sequence[str], engine: object) -> int:
     except UsageError as error:
         asked = error.ctx.command_path if error.ctx else "dflash-mlx"
         return _refuse(f"{error.format_message()} (see {asked} --help)", USAGE)
+
+
+def _occupy_standard_files() -> None:
+    """Open nothing in the place of a closed standard file: MLX cannot read weights through descriptor 0."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(opened)
 
 
 def _refuse(reason: object, code: int) -> int:

@@ -89,8 +89,8 @@ class Screen:
         """Say after an answer why it was cut off, if it was, and its figures if they are wanted."""
         count = len(answer.tokens)
         if answer.finish_reason == "length":
-            why = "see --max-tokens" if count >= max_tokens else "the context is full"
-            self.line(f"note: cut off after {count} tokens, {why}")
+            why = "see --max-tokens" if count >= max_tokens else "the context is full (in a chat, /reset starts over)"
+            self.line(f"note: cut off after {counted(count, 'token')}, {why}")
         if figures and answer.stats:
             self.line(stats_line(answer.stats, answer.finish_reason))
 
@@ -156,6 +156,11 @@ def banner(pair: Any, mode: Mode, block_size: int) -> str:
     names = " + ".join(Path(name).name if Path(name).expanduser().is_dir() else name for name in used)
     how = "plain decoding" if mode == "plain" else f"{mode}, block {block_size}"
     return f"{names} · {how}" if pair.name == pair.model_id else f"{pair.name}: {names} · {how}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return "1 token" or "2 tokens"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def stats_line(stats: Stats, finish: Finish | None) -> str:

@@ -8,7 +8,7 @@ from typing import TypedDict, Unpack
 import mlx.core as mx
 
 from dflash_mlx import metal
-from dflash_mlx.decode import block_for, decode
+from dflash_mlx.decode import block_for, decode, room_for
 from dflash_mlx.errors import OptionError
 from dflash_mlx.loading import Pair, load
 from dflash_mlx.lossless import Check, compare
@@ -42,6 +42,8 @@ def _options(settings: Settings) -> Options:
     if unknown:
         raise TypeError(f"unknown arguments: {', '.join(sorted(unknown))}")
     stop = settings.get("stop", ())
+    if not isinstance(stop, (str, list, tuple)):
+        raise OptionError(f"stop must be a text or a list of texts, not {stop!r}")
     return Options(**{**settings, "stop": (stop,) if isinstance(stop, str) else tuple(stop)})  # type: ignore[arg-type]
 
 
@@ -64,6 +66,7 @@ def stream(
     pair = pair or _default_pair()
     ids = pair.tokenizer.encode_prompt(prompt, system=system, reasoning=reasoning, raw=raw)
     size, notice = block_for(pair.target, pair.draft, options)
+    room_for(pair.target, ids, options)
     return _stream(pair, ids, options, size, [] if notice is None else [notice])
 
 

@@ -80,7 +80,7 @@ def decode(
     At every yield the target's state holds `len(prompt) + emitted - 1` rows. Raises PromptError for a prompt that is
     empty or too long.
     """
-    room = _room(target, prompt, options)
+    room = room_for(target, prompt, options)
     if room == 0:
         return
     clock, state = time.perf_counter(), target.new_state()
@@ -110,8 +110,8 @@ def decode(
             mx.clear_cache()
 
 
-def _room(target: Target, prompt: Sequence[int], options: Options) -> int:
-    """Return how many tokens may be emitted."""
+def room_for(target: Target, prompt: Sequence[int], options: Options) -> int:
+    """Return how many tokens may be emitted; raise PromptError for a prompt that is empty or too long."""
     limit = target.config.context_length
     if not prompt:
         raise PromptError("the prompt is empty; give at least one token")

@@ -29,7 +29,7 @@ class Drafter:
         that many passes in all.
         """
         fixed: mx.array | None = None  # [width] ids settled by earlier passes, -1 where still masked
-        for left in range(denoise_steps, 1, -1):
+        for left in range(min(denoise_steps, width), 1, -1):  # each pass settles at least one mask
             logits, hidden = self._pass(anchor, width, context, fixed)
             tokens = self._select(anchor, logits, hidden, fixed, None).tokens
             fixed = _settle(tokens, logits, fixed, left)

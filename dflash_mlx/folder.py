@@ -23,6 +23,8 @@ def read_json(path: Path, name: str) -> dict[str, Any]:
         raise CheckpointError(f"{name}: {path} cannot be read: {error}") from error
     except json.JSONDecodeError as error:
         raise CheckpointError(f"{name}: {path} is not valid JSON (line {error.lineno}: {error.msg})") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{name}: {path} holds JSON beyond all measure: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{name}: {path} does not hold a JSON object")
     return value
@@ -67,12 +69,19 @@ def header(path: Path, name: str) -> dict[str, Mapping[str, Any]]:
         raise CheckpointError(f"{name}: {path.name} ({size:,} bytes) is cut short, or no safetensors file; {_AGAIN}")
     try:
         entries = {key: entry for key, entry in json.loads(text).items() if key != "__metadata__"}
-        end = 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-    except (ValueError, AttributeError, KeyError, TypeError, IndexError) as error:
+        end = 8 + length + max((_end(entry["data_offsets"]) for entry in entries.values()), default=0)
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{name}: {path.name} has a damaged safetensors header; {_AGAIN}") from error
     if end != size:
         raise CheckpointError(f"{name}: {path.name} has {size:,} of {end:,} bytes; {_AGAIN}")
     return entries
+
+
+def _end(offsets: Sequence[int]) -> int:
+    start, end = offsets
+    if not (isinstance(start, int) and isinstance(end, int) and 0 <= start <= end):
+        raise ValueError(f"data_offsets {offsets}")
+    return end
 
 
 def loaded_bytes(offsets: Mapping[str, Sequence[int]]) -> int:

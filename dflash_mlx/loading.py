@@ -98,7 +98,10 @@ def _load_target(target: Checkpoint) -> tuple[nn.Module, Any]:
     model, config = _guarded(target.name, lambda: load_model(target.folder, lazy=True))
     options = {"trust_remote_code": False}  # a tokenizer's own Python is refused like a model's
     stops = config.get("eos_token_id")
-    return model, _guarded(target.name, lambda: load_tokenizer(target.folder, options, eos_token_ids=stops))
+    tokenizer = _guarded(target.name, lambda: load_tokenizer(target.folder, options, eos_token_ids=stops))
+    # Prompts too long are refused by name elsewhere; transformers would warn of them first, in words of its own.
+    tokenizer._tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
+    return model, tokenizer
 
 
 def _load_draft(found: Found, bits: int | None, lazy: bool) -> DraftNet | None:
@@ -112,8 +115,19 @@ def _guarded(name: str, work: Callable[[], T]) -> T:
     """Run a library's loader; raise CheckpointError in one line for whatever it finds wrong."""
     try:
         return work()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError) as error:
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+        ImportError,
+        OverflowError,
+    ) as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
+        if isinstance(error, KeyError):  # its text is the bare key
+            reason = f"a file lacks {reason}"
         raise CheckpointError(f"{name} cannot be loaded: {reason}") from error
 
 

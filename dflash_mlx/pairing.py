@@ -7,7 +7,7 @@ from typing import Any
 from dflash_mlx import checkpoint, fit, hub
 from dflash_mlx.checkpoint import Checkpoint
 from dflash_mlx.errors import OptionError, PairError
-from dflash_mlx.models.config import DraftConfig, Reader, TargetConfig
+from dflash_mlx.models.config import DraftConfig, Reader, TargetConfig, ids_of
 from dflash_mlx.models.presets import FLAGSHIP, TINY, Preset, preset, presets
 
 Json = Mapping[str, Any]
@@ -120,8 +120,8 @@ def check_pair(target: TargetConfig, draft: DraftConfig, target_json: Json, draf
 
 
 def _ids(config: Json, *keys: str) -> set[int]:
-    values = [place.get(key) for place in (config, config.get("text_config") or {}) for key in keys]
-    return {token for value in values for token in (value if isinstance(value, list) else [value]) if token is not None}
+    places = (config, config.get("text_config") or {})
+    return {token for place in places for key in keys for token in ids_of("config.json", key, place.get(key))}
 
 
 def _listed(ids: set[int]) -> str:

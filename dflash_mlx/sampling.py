@@ -40,9 +40,9 @@ class Sampler:
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         wanted = self.sampling
         if 0.0 < wanted.top_p < 1.0:
-            logprobs = apply_top_p(logprobs, wanted.top_p)
+            logprobs = apply_top_p(logprobs, float(wanted.top_p))
         if wanted.min_p:
-            logprobs = apply_min_p(logprobs, wanted.min_p)
+            logprobs = apply_min_p(logprobs, float(wanted.min_p))
         if 0 < wanted.top_k < logits.shape[-1]:
             logprobs = apply_top_k(logprobs, wanted.top_k)
         return mx.softmax(logprobs * (1.0 / wanted.temperature), axis=-1)

@@ -148,7 +148,15 @@ class Tokenizer:
             ids: list[int] = self.inner.apply_chat_template(
                 messages, tokenize=True, add_generation_prompt=True, return_dict=False, **switches
             )
-        except (TemplateError, TypeError, ValueError, LookupError) as error:
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise PromptError(f"the chat template refused the messages: {reason}") from error
         return ids

@@ -77,6 +77,9 @@ class Options:
         _require_int("prefill_chunk", self.prefill_chunk, 1)
         texts = isinstance(self.stop, tuple) and all(isinstance(text, str) and text for text in self.stop)
         _require(texts, "stop", self.stop, "a tuple of non-empty strings")
+        _require(isinstance(self.sampling, Sampling), "sampling", self.sampling, "a Sampling")
+        for name in ("block_cap", "speculate"):
+            _require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Checkpoint configurations, read once from config.json: typed, and loud about what is missing."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ class Reader:
     def __init__(self, name: str, *places: Mapping[str, Any] | None) -> None:
         self.name = name
         self.places = [place for place in places if place]
+        if not all(isinstance(place, Mapping) for place in self.places):
+            raise CheckpointError(f"{name}: config.json holds a value where it should hold an object")
 
     def find(self, key: str) -> Any:
         """Return the value of the first place that holds `key` with something other than null, else a marker."""
@@ -28,34 +31,40 @@ class Reader:
             if default is _MISSING:
                 raise CheckpointError(f"{self.name}: config.json has no {key!r}; the checkpoint is not usable")
             return default
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        if kind is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53:
             value = float(value)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        finite = not isinstance(value, float) or math.isfinite(value)
+        if not finite or not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise CheckpointError(f"{self.name}: config.json has {key} = {value!r}, expected {kind.__name__}")
         return value
 
     def positive(self, key: str, default: Any = _MISSING) -> int:
         """Return `key` as an int above zero."""
         value: int = self.get(key, int, default)
-        if value <= 0:
-            raise CheckpointError(f"{self.name}: config.json has {key} = {value}, expected a positive number")
+        if not 0 < value < 2**31:
+            raise CheckpointError(
+                f"{self.name}: config.json has {key} = {value}, expected a positive number below 2**31"
+            )
         return value
 
 
 def is_draft(config: Mapping[str, Any]) -> bool:
     """Tell whether a config.json describes a DFlash draft rather than a target."""
-    names = config.get("architectures") or []
-    return "dflash_config" in config or any(str(name).startswith("DFlash") for name in names)
+    names = config.get("architectures")
+    named = isinstance(names, list) and any(str(name).startswith("DFlash") for name in names)
+    return "dflash_config" in config or named
 
 
-def _ids(value: Any) -> tuple[int, ...]:
-    if value is None or value is _MISSING:
-        return ()
-    return tuple(value) if isinstance(value, (list, tuple)) else (int(value),)
+def ids_of(name: str, key: str, value: Any) -> tuple[int, ...]:
+    """Return token ids given as null, one id or a list of ids; raise CheckpointError for anything else."""
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(each, int) and not isinstance(each, bool) for each in ids):
+        raise CheckpointError(f"{name}: {key} is {value!r}, expected a token id or a list of them")
+    return tuple(ids)
 
 
-def _bits(quantization: Mapping[str, Any] | None) -> int | None:
-    return int(quantization["bits"]) if quantization and "bits" in quantization else None
+def _bits(name: str, quantization: Any) -> int | None:
+    return None if not quantization else Reader(name, quantization).get("bits", int, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +88,7 @@ class TargetConfig:
         if config.get("model_file") or config.get("auto_map"):
             raise CheckpointError(f"{name} brings its own Python code, which is never run; use a plain checkpoint")
         text = config.get("text_config") or {}
-        read = Reader(name, text, config)
+        read = Reader(name, text, config)  # also proves that `text` is an object
         family = config.get("model_type", "")
         if family not in FAMILIES:
             known = ", ".join(FAMILIES)
@@ -95,8 +104,8 @@ class TargetConfig:
             num_layers=read.positive("num_hidden_layers"),
             vocab_size=read.positive("vocab_size"),
             context_length=read.positive("max_position_embeddings", 2**31 - 1),
-            eos_ids=_ids(config.get("eos_token_id") or text.get("eos_token_id")),
-            bits=_bits(config.get("quantization") or config.get("quantization_config")),
+            eos_ids=ids_of(name, "eos_token_id", config.get("eos_token_id") or text.get("eos_token_id")),
+            bits=_bits(name, config.get("quantization") or config.get("quantization_config")),
         )
 
 
@@ -157,7 +166,7 @@ class DraftConfig:
         read = Reader(name, config.get("dflash_config"), config)
         layers = read.positive("num_hidden_layers")
         windows = _windows(read, layers)
-        taps = tuple(read.get("target_layer_ids", list))
+        taps = ids_of(name, "target_layer_ids", read.get("target_layer_ids", list))
         made = cls(
             name=name,
             num_layers=layers,
@@ -188,6 +197,8 @@ class DraftConfig:
             "conv_group_size": not self.conv_kernel or (self.conv_group > 0 and not self.hidden_size % self.conv_group),
             "selector_top_k": not self.selector_rank or 0 < self.selector_top_k <= self.vocab_size,
             "sliding_window": all(window >= 0 for window in self.windows),
+            "rope_theta": self.rope_theta > 0,
+            "final_logit_softcapping": self.softcap >= 0,
         }
         for key, ok in rules.items():
             if not ok:
@@ -232,6 +243,6 @@ def _shapes(read: Reader) -> dict[str, Any]:
 def _rope(read: Reader, config: Mapping[str, Any]) -> dict[str, Any]:
     """Rotary settings stand in rope_parameters, in rope_scaling, or at the top, in that order."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    theta = Reader(read.name, rope, config).get("rope_theta", float)  # also proves that `rope` is an object
     plain = rope.get("rope_type", rope.get("type", "default")) == "default"
-    theta = Reader(read.name, rope, config).get("rope_theta", float)
     return {"rope_theta": theta, "rope_scaling": None if plain else rope}

@@ -85,7 +85,7 @@ def test_stats_of_the_answer_and_of_the_chat(transcript):
     err = transcript(["chat"], FakeEngine(["a", "b"], ["c"]), stdin="/stats\nx\ny\n/st\n")[2].splitlines()
     assert err[:2] == ["fake: fake/target + fake/draft · dflash2, block 8", "no answer yet"]
     assert err[3].startswith("last answer: 1 tokens in 0.50 s (4.0 tokens/s)")
-    assert err[4] == "2 answers, 3 tokens in 1.00 s"
+    assert err[4] == "since the start: 2 answers, 3 tokens in 1.00 s"
 
 
 @pytest.mark.parametrize(
@@ -154,4 +154,4 @@ def test_stats_after_every_answer(transcript):
 def test_every_answer_that_was_cut_off_says_so(transcript):
     engine = FakeEngine(["1"], ["2"], finish="length")
     err = transcript(["chat", "--max-tokens", "1"], engine, stdin="a\nb\n")[2]
-    assert err == "note: cut off after 1 tokens, see --max-tokens\n" * 2
+    assert err == "note: cut off after 1 token, see --max-tokens\n" * 2
