@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from dflash_mlx import fit, hub
 from dflash_mlx.checkpoint import Checkpoint
@@ -17,6 +18,7 @@ from dflash_mlx.text import Tokenizer
 from dflash_mlx.types import Sampling
 
 T = TypeVar("T")
+_HOST_FROM = 1 << 18  # weights in the largest matrix from which numpy's BLAS gains more than its calls cost
 _TIP = "--draft-bits 4 is usually faster"
 _WIDEN_LIMIT = 4_000_000_000  # bytes in float32 up to which a model is widened on the CPU
 
@@ -145,5 +147,6 @@ def _widen(model: nn.Module, part: Checkpoint | None, notices: list[str]) -> boo
         dequantize_model(model)
         stored = " and ".join(f"{each}-bit" for each in bits)
         notices.append(f"{part.name}: {stored} weights run as dense ones, which are faster on this CPU")
-    to_host(model)
+    if max(array.size for _, array in tree_flatten(model.parameters())) >= _HOST_FROM:
+        to_host(model)
     return bool(bits)
