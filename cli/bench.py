@@ -14,7 +14,7 @@ from dflash_mlx.cli.options import BriefDecodingOptions, Json, PairOptions, Prom
 from dflash_mlx.cli.render import Screen, table
 
 if TYPE_CHECKING:
-    from dflash_mlx.bench import Result
+    from dflash_mlx.bench.compare import Result
 
 
 def bench(
@@ -27,7 +27,7 @@ def bench(
     pair: PairOptions,
 ) -> None:
     """Time speculative against plain decoding. Both run in one process, greedy and with the pair's own sampling."""
-    from dflash_mlx.bench import compare, samplings
+    from dflash_mlx.bench.compare import compare, samplings
 
     settings, engine, screen, found = decoding.settings(), ctx.obj(), Screen.standard(), []
     loaded = open_drafted(engine, screen, pair, settings)

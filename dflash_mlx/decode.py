@@ -10,6 +10,7 @@ from dflash_mlx.acceptance import Draft
 from dflash_mlx.drafter import Drafter
 from dflash_mlx.errors import OptionError, PromptError
 from dflash_mlx.models import DraftNet, Target
+from dflash_mlx.processors import Processor
 from dflash_mlx.sampling import Sampler
 from dflash_mlx.types import Cycle, Finish, Options
 from dflash_mlx.verifier import Verifier, host_ids
@@ -71,41 +72,74 @@ class Speculation:
         return f"draft parked after {got}: it may not belong to this target"
 
 
+class Run:
+    """One generation's moving parts: the target's state, the verifier that advances it, and the draft if one is used.
+
+    `processors` are this generation's own; they hear of every committed token.
+    """
+
+    def __init__(
+        self, target: Target, net: DraftNet | None, sampler: Sampler, block_size: int, denoise_steps: int = 1,
+        processors: Sequence[Processor] = (),
+    ) -> None:  # fmt: skip
+        drafts = net is not None and block_size > 1
+        self.spec = Speculation(net, target, sampler, block_size, denoise_steps) if net and drafts else None
+        self.verifier = Verifier(target, sampler, net.config.taps if net and drafts else (), processors)
+        self.state = target.new_state()
+
+    def prefill(self, prompt: Sequence[int], chunk: int) -> list[int]:
+        """Take in the prompt and return the first token."""
+        for processor in self.verifier.processors:
+            processor.begin(prompt)
+        for last_row, features in self.verifier.prefill(prompt, self.state, chunk):  # noqa: B007 - the last one is used
+            if self.spec and features is not None:
+                self.spec.absorb(features, last=len(prompt))
+        return host_ids(self.verifier.first(last_row))
+
+    def propose(self, anchor: int, room: int) -> Draft | None:
+        """Queue the next draft, of at most `room` proposals; None for a plain cycle."""
+        return self.spec.propose(anchor, room) if self.spec else None
+
+    def settle(self, tokens: Sequence[int], features: mx.array | None, length: int) -> str | None:
+        """Keep `length` rows, the last of them before the last of these emitted tokens; return what to tell the user.
+
+        `features` are those of the verified rows, of which the first `len(tokens)` are kept.
+        """
+        self.state.keep(length)
+        if not self.spec or features is None or self.spec.parked:
+            return None
+        self.spec.absorb(features[:, : len(tokens)], last=length)
+        return self.spec.judge(len(tokens))
+
+
 def decode(
     target: Target, net: DraftNet | None, prompt: Sequence[int], options: Options, stop_ids: AbstractSet[int],
-    sampler: Sampler, block_size: int,
+    sampler: Sampler, block_size: int, processors: Sequence[Processor] = (),
 ) -> Iterator[Cycle]:  # fmt: skip
     """Yield the prefill's cycle and then one cycle a turn, until a stop id, `max_tokens` or the context's end.
 
-    At every yield the target's state holds `len(prompt) + emitted - 1` rows. Raises PromptError for a prompt that is
-    empty or too long.
+    At every yield the target's state holds `len(prompt) + emitted - 1` rows, and the `processors`, which are this
+    generation's own, have heard of every emitted token. Raises PromptError for a prompt that is empty or too long.
     """
     room = room_for(target, prompt, options)
     if room == 0:
         return
-    clock, state = time.perf_counter(), target.new_state()
-    spec = Speculation(net, target, sampler, block_size, options.denoise_steps) if net and block_size > 1 else None
-    verifier = Verifier(target, sampler, net.config.taps if net and spec else ())
-    for last_row, features in verifier.prefill(prompt, state, options.prefill_chunk):  # noqa: B007 - the last one is used
-        if spec and features is not None:
-            spec.absorb(features, last=len(prompt))
-    tokens, finish = _clip(host_ids(verifier.first(last_row)), room, stop_ids)
+    clock = time.perf_counter()
+    run = Run(target, net, sampler, block_size, options.denoise_steps, processors)
+    tokens, finish = _clip(run.prefill(prompt, options.prefill_chunk), room, stop_ids)
     drafted: tuple[int, ...] = ()
     emitted, accepted, notice = 1, 0, None
     while True:
-        draft = spec.propose(tokens[-1], room - emitted) if spec and finish is None else None
+        run.verifier.commit(tokens)
+        draft = run.propose(tokens[-1], room - emitted) if finish is None else None
         yield Cycle(tuple(tokens), drafted, accepted, time.perf_counter() - clock, finish, notice)
         if finish is not None:
             return
         clock = time.perf_counter()
-        drafted, accepted, bonus, features = verifier.check(tokens[-1], draft, state)
+        drafted, accepted, bonus, features = run.verifier.check(tokens[-1], draft, run.state)
         tokens, finish = _clip([*drafted[:accepted], bonus], room - emitted, stop_ids)
         emitted += len(tokens)
-        state.keep(len(prompt) + emitted - 1)
-        notice = None
-        if spec and features is not None and not spec.parked:
-            spec.absorb(features[:, : len(tokens)], last=state.length)
-            notice = spec.judge(len(tokens))
+        notice = run.settle(tokens, features, len(prompt) + emitted - 1)
         if emitted // CLEAR_EVERY != (emitted - len(tokens)) // CLEAR_EVERY:
             mx.clear_cache()
 

@@ -7,6 +7,7 @@ import mlx.core as mx
 
 from dflash_mlx.acceptance import Draft, Verdict, judge_greedy, judge_sampled
 from dflash_mlx.models import Target
+from dflash_mlx.processors import Processor
 from dflash_mlx.rollback import State
 from dflash_mlx.sampling import Sampler
 
@@ -26,10 +27,15 @@ def host_ids(ids: mx.array) -> list[int]:
 
 
 class Verifier:
-    """The target's side of a cycle; `taps` are the layers whose outputs the drafter needs."""
+    """The target's side of a cycle; `taps` are the layers whose outputs the drafter needs.
 
-    def __init__(self, target: Target, sampler: Sampler, taps: Sequence[int]) -> None:
-        self.target, self.sampler, self.taps = target, sampler, taps
+    `processors` change the logits, in turn, of every row that is judged or drawn from.
+    """
+
+    def __init__(
+        self, target: Target, sampler: Sampler, taps: Sequence[int], processors: Sequence[Processor] = ()
+    ) -> None:
+        self.target, self.sampler, self.taps, self.processors = target, sampler, taps, processors
 
     def prefill(self, prompt: Sequence[int], state: State, chunk: int) -> Iterator[tuple[mx.array, mx.array | None]]:
         """Feed the prompt by chunks, yielding each chunk's last hidden row [1, D] and its features [1, L, taps x D]."""
@@ -41,7 +47,10 @@ class Verifier:
             mx.clear_cache()
 
     def check(self, anchor: int, draft: Draft | None, state: State) -> Checked:
-        """Run [anchor, *draft] through the target and judge the draft: one forward, one host synchronisation."""
+        """Run [anchor, *draft] through the target and judge the draft: one forward, one host synchronisation.
+
+        Processors need the draft's ids on the host, and wait for them while the forward runs.
+        """
         ids = mx.array([anchor], dtype=mx.int32)
         if draft is not None:
             ids = mx.concatenate([ids, draft.tokens])
@@ -54,11 +63,32 @@ class Verifier:
 
     def first(self, hidden: mx.array) -> mx.array:
         """Return the id that follows a final-normed hidden row [1, D], as an array of one."""
-        return self.target.best(hidden) if self.sampler.greedy else self.sampler.draw(self.target.unembed(hidden))
+        if self.sampler.greedy and not self.processors:
+            return self.target.best(hidden)
+        logits = self._logits(None, hidden)
+        return mx.argmax(logits, axis=-1) if self.sampler.greedy else self.sampler.draw(logits)
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Tell the processors which ids are now part of the answer."""
+        for processor in self.processors:
+            processor.commit(tokens)
 
     def _judge(self, draft: Draft | None, hidden: mx.array) -> Verdict:
         if draft is None:
             return Verdict(mx.array(0), self.first(hidden)[0])
-        if self.sampler.greedy:
+        if self.sampler.greedy and not self.processors:
             return judge_greedy(draft, self.target.best(hidden))
-        return judge_sampled(draft, self.sampler.probabilities(self.target.unembed(hidden)), self.sampler.key())
+        logits = self._logits(draft, hidden)
+        if self.sampler.greedy:
+            return judge_greedy(draft, mx.argmax(logits, axis=-1))
+        return judge_sampled(draft, self.sampler.probabilities(logits), self.sampler.key())
+
+    def _logits(self, draft: Draft | None, hidden: mx.array) -> mx.array:
+        """Return the processed logits [n + 1, V] of hidden rows [n + 1, D]."""
+        logits = self.target.unembed(hidden)
+        if self.processors:
+            mx.async_eval(logits)
+            drafted = [] if draft is None else host_ids(draft.tokens)
+            for processor in self.processors:
+                logits = processor.rows(drafted, logits)
+        return logits

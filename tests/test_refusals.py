@@ -11,7 +11,7 @@ import pytest
 from pairs import CHECKPOINTS, config_of
 
 import dflash_mlx
-from dflash_mlx.bench import Result
+from dflash_mlx.bench.compare import Result
 from dflash_mlx.cli.bench import report
 from dflash_mlx.cli.main import main
 from dflash_mlx.errors import CheckpointError, OptionError, PromptError

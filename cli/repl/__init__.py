@@ -1,0 +1,1 @@
+"""The interactive chat: line editing, commands, drawing as text arrives."""

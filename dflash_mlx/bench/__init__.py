@@ -1,0 +1,1 @@
+"""Measures a loaded pair: workloads, plain against speculative decoding, reports."""
