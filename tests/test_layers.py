@@ -16,7 +16,7 @@ FLOORS = [  # lowest first; a room may import any room on a lower floor, and non
     {"metal", "sampling", "processors"},
     {"rollback", "acceptance"},
     {"models"},
-    {"drafter", "verifier", "text", "folder", "hub", "fit"},
+    {"drafter", "verifier", "text", "folder", "hub", "fit", "ngram"},
     {"decode", "checkpoint"},
     {"lossless", "pairing"},
     {"catalogue", "doctor"},
