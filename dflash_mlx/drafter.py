@@ -63,13 +63,15 @@ class Drafter:
 
 def _walk(scores: mx.array, candidates: mx.array, sampler: Sampler | None) -> Draft:
     """Choose a candidate of each row in turn, given the one before: pair scores [n, k, k], candidates [n, k]."""
-    chosen, probabilities, at = [], [], mx.array(0)
-    for row in range(candidates.shape[0]):
-        line = scores[row, at]
+    rows, k = candidates.shape
+    lines, at = scores.reshape(rows * k, k), mx.array(0)
+    best = mx.argmax(lines, axis=-1)
+    chosen, probabilities = [], []
+    for first in range(0, rows * k, k):
         if sampler is None:
-            at = mx.argmax(line)
+            at = mx.take(best, at + first)
         else:
-            line = line * (1.0 / sampler.temperature)
+            line = mx.take(lines, at + first, axis=0) * (1.0 / sampler.temperature)
             at = mx.random.categorical(line, key=sampler.key())
             probabilities.append(mx.softmax(line))
         chosen.append(at)

@@ -54,38 +54,55 @@ def gated_delta(
 def twin(rows: Rows, state: mx.array, tape: Tape | None = None, keep: int = 0) -> Result:
     """`gated_delta` in plain ops: row by row, each row rounding as a call of one row does."""
     state = state if tape is None else replay(state, tape, keep)
-    repeats = rows.v.shape[2] // rows.k.shape[2]
-    q, k = (mx.repeat(a, repeats, -2) if repeats > 1 else a for a in rows[:2])
-    committed, ys, deltas = state, [], []
-    for t in range(q.shape[1]):
-        y, state, delta = _step()(q[:, t], k[:, t], *(a[:, t] for a in rows[2:]), state)
+    q, k = (_columns(_heads(a, rows.v.shape[2])[..., None, :]) for a in rows[:2])
+    parts = (q, k, _columns(rows.v[..., None]), *(_columns(a[..., None, None]) for a in rows[3:]))
+    now, ys, deltas = state[:, None], [], []
+    for row in zip(*parts, strict=True):
+        y, now, delta = _step()(*row, now)
         ys.append(y)
         deltas.append(delta)
-    return mx.stack(ys, axis=1), committed, Tape(rows.k, rows.g, mx.stack(deltas, axis=1))
+    y, delta = (mx.concatenate(a, axis=1).squeeze(-1) for a in (ys, deltas))
+    return y, state, Tape(rows.k, rows.g, delta)
 
 
 def replay(state: mx.array, tape: Tape, keep: int) -> mx.array:
     """Return `state` [B, Hv, Dv, Dk] float32 after the first `keep` rows of a tape, as the rows themselves left it."""
-    repeats = tape.g.shape[2] // tape.k.shape[2]
-    k = mx.repeat(tape.k, repeats, -2) if repeats > 1 else tape.k
-    for t in range(keep):
-        state = state * tape.g[:, t, :, None, None]
-        state = state + k[:, t, :, None, :] * tape.delta[:, t, ..., None]
-    return state
+    k = _heads(tape.k, tape.g.shape[2])[..., None, :]
+    state = state[:, None]
+    for g, k_row, delta in list(zip(*map(_columns, (tape.g[..., None, None], k, tape.delta[..., None])), strict=True))[
+        :keep
+    ]:
+        state = state * g
+        state = state + k_row * delta
+    return state[:, 0]
+
+
+def _heads(a: mx.array, heads: int) -> mx.array:
+    """Return a [B, T, H, D] with each head as often as `heads` of them need it."""
+    repeats = heads // a.shape[2]
+    return mx.repeat(a, repeats, -2) if repeats > 1 else a
+
+
+def _columns(a: mx.array) -> list[mx.array]:
+    """Return a [B, T, ...] as T arrays [B, 1, ...]: with its axes left as they are, a row costs no op of its own."""
+    return list(mx.split(a, a.shape[1], axis=1))
 
 
 @cache
 def _step() -> Any:
-    """One row: q, k [B, H, Dk], v [B, H, Dv], g, beta [B, H], state [B, H, Dv, Dk] -> y, state, delta."""
+    """One row: q, k [B, 1, H, 1, Dk], v [B, 1, H, Dv, 1], g, beta [B, 1, H, 1, 1], state [B, 1, H, Dv, Dk].
+
+    Returns y and delta [B, 1, H, Dv, 1], the state between them.
+    """
 
     def step(
         q: mx.array, k: mx.array, v: mx.array, g: mx.array, beta: mx.array, state: mx.array
     ) -> tuple[mx.array, mx.array, mx.array]:
-        state = state * g[..., None, None]
-        known = (state * k[..., None, :]).sum(axis=-1)
-        delta = (v - known) * beta[..., None]
-        state = state + k[..., None, :] * delta[..., None]
-        return (state * q[..., None, :]).sum(axis=-1).astype(q.dtype), state, delta
+        state = state * g
+        known = (state * k).sum(axis=-1, keepdims=True)
+        delta = (v - known) * beta
+        state = state + k * delta
+        return (state * q).sum(axis=-1, keepdims=True).astype(q.dtype), state, delta
 
     return mx.compile(step)
 

@@ -34,9 +34,11 @@ class DynamicConv(nn.Module):
 
 def convolve(x: mx.array, kernel: mx.array) -> mx.array:
     """Return sum over taps of kernel[tap] [L, D] times x [1, L, D] shifted down by tap rows, zeros moving in."""
-    out = kernel[0] * x
-    for tap in range(1, min(kernel.shape[0], x.shape[1])):
-        out = out + kernel[tap] * mx.pad(x[:, :-tap], [(0, 0), (tap, 0), (0, 0)])
+    rows, (first, *others) = x.shape[1], mx.split(kernel, kernel.shape[0])
+    before, out = mx.pad(x, [(0, 0), (len(others), 0), (0, 0)]), first * x
+    for tap, side in enumerate(others, start=1):
+        start = len(others) - tap
+        out = out + side * before[:, start : start + rows]
     return out
 
 
